@@ -166,8 +166,10 @@ def run(spec: Spec, tensors: dict[str, torch.Tensor]) -> None:
 def scratch(spec: Spec, device: torch.device) -> torch.Tensor:
     """As much scratch memory as serves the problem best."""
     size, message = ctypes.c_size_t(), ctypes.create_string_buffer(4096)
-    ask = library("cuda").jaxfp8_cuda_workspace
-    if ask(ctypes.byref(spec), ctypes.byref(size), message, ctypes.c_size_t(len(message))):
+    major, minor = torch.cuda.get_device_capability(device)
+    problem = ctypes.byref(spec), ctypes.c_int(10 * major + minor)
+    ask = functools.partial(library("cuda").jaxfp8_cuda_workspace, *problem, ctypes.byref(size))
+    if ask(message, ctypes.c_size_t(len(message))):
         raise RuntimeError(message.value.decode())
     return torch.empty(size.value, dtype=torch.uint8, device=device)
 

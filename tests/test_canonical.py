@@ -148,6 +148,7 @@ def cache_of(shape, contracting, batch, heads=4, rows=(2,), dtype="bfloat16") ->
     return canonical_of(values, side(shape, (contracting,), batch, tiles))
 
 
+@pytest.mark.cuda_library
 def test_keys_of_a_cache_by_token_are_read_as_they_are_stored():
     spec = cache_of((3, 50, 4, 64), 3, (0, 2))
     assert spec.rhs.shape == (3, 50, 4, 64)
@@ -156,6 +157,7 @@ def test_keys_of_a_cache_by_token_are_read_as_they_are_stored():
     assert spec.out_shape == (3, 4, 2, 50)
 
 
+@pytest.mark.cuda_library
 def test_values_of_a_cache_by_token_are_read_as_they_are_stored():
     rhs = canonical_of(
         side((3, 4, 2, 50), (3,), (0, 1), dtype="bfloat16"), side((3, 50, 4, 64), (1,), (0, 2))
@@ -163,6 +165,7 @@ def test_values_of_a_cache_by_token_are_read_as_they_are_stored():
     assert (rhs.shape, rhs.batch, rhs.contracting) == ((3, 50, 4, 64), (0, 2), (1,))
 
 
+@pytest.mark.cuda_library
 @pytest.mark.parametrize("order", ["TBHD", "THBD", "HTBD", "HBTD", "BTHD", "DBHT", "BDHT"])
 def test_a_cache_is_read_as_it_is_stored_whatever_the_order_of_its_axes(order):
     sizes = {"B": 3, "H": 4, "T": 50, "D": 64}
@@ -172,10 +175,12 @@ def test_a_cache_is_read_as_it_is_stored_whatever_the_order_of_its_axes(order):
     assert rhs.shape == tuple({**sizes, "+": 12}[axis] for axis in joined)
 
 
+@pytest.mark.cuda_library
 def test_a_cache_is_read_in_place_as_long_as_32_bits_count_its_scales():
     assert cache_of((3, 2**29 - 1, 4, 64), 3, (0, 2)).rhs.batch == (0, 2)
 
 
+@pytest.mark.cuda_library
 def test_a_batch_of_one_text_is_one_axis():
     spec = canonical_of(
         side((1, 4, 2, 64), (3,), (0, 1), dtype="bfloat16"), side((1, 50, 4, 64), (3,), (0, 2))
@@ -205,6 +210,7 @@ def test_what_no_kernel_reads_in_place_is_transposed(shape, contracting, batch, 
     assert len(spec.rhs.shape) == 3
 
 
+@pytest.mark.cuda_library
 def test_of_paths_that_are_named_one_alone_gets_two_batch_axes():
     lhs = side((3, 4, 2, 64), (3,), (0, 1), dtype="bfloat16")
     rhs = side((3, 50, 4, 64), (3,), (0, 2))

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jaxfp8 import _doctor
-from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.gpu import asked, xla_products
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import routes
 from jaxfp8._doctor import _products, _remedies
@@ -83,7 +83,7 @@ def test_each_path_of_a_hopper_gpu_has_a_product():
     found = {}
     for kind in _products.KINDS:
         spec = _products.problem(kind, "cuda", HOPPER).spec
-        found[kind.name, kind.rows] = routes.path_on(spec, HOPPER, routes.CUBLASLT)
+        found[kind.name, kind.rows] = routes.path_on(spec, HOPPER, asked.CUBLASLT)
     assert found == PATHS
 
 

@@ -163,6 +163,7 @@ class TestCudaWithoutGpu:
         trace = product.trace(jaxfp8.quantize(X), weight)
         assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
 
+    @pytest.mark.cuda_library
     @pytest.mark.parametrize("batch", [1, 3])
     def test_a_cache_by_token_is_not_turned(self, batch) -> None:
         def attend(query, k, of_k, v, of_v):
@@ -195,11 +196,13 @@ class TestCudaWithoutGpu:
         assert ("lhs_sums = true" in text) is (last and zeros is True)
         assert "rhs_sums = false" in text
 
+    @pytest.mark.cuda_library
     def test_scales_of_weights_go_in_as_they_are_stored(self) -> None:
         text = jax.jit(jaxfp8.matmul).trace(X, QW16).lower(lowering_platforms=("cuda",)).as_text()
         assert "stablehlo.convert" not in text
         assert "tensor<1x1x16xbf16>) -> (" in text
 
+    @pytest.mark.cuda_library
     def test_a_scale_that_a_function_rounds_is_rounded_by_the_call(self) -> None:
         def model(x, codes, scale):
             return x @ (codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
@@ -227,6 +230,7 @@ class TestCudaWithoutGpu:
     def test_the_last_result_is_scratch_memory(self) -> None:
         assert "-> (tensor<1x4x16xbf16>, tensor<" in lowered("cuda")
 
+    @pytest.mark.cuda_library
     @pytest.mark.parametrize("rows", [1, 4])
     def test_scratch_for_few_rows_is_a_tenth_of_the_weight_at_most(self, rows) -> None:
         weight = jaxfp8.quantize(jnp.ones((4096, 1024)), channelwise_axes=(1,))

@@ -1,11 +1,14 @@
-"""How much scratch memory a product is given on a GPU; the library's rule stands beside it."""
+"""How much scratch memory a product is given on a GPU, by the library and without it."""
 
 import dataclasses
 
 import pytest
 
-from jaxfp8._call.gpu import canonical, workspace
+import jaxfp8
+from jaxfp8._call.gpu import asked, canonical
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+pytestmark = pytest.mark.cuda_library
 
 E4M3 = "float8_e4m3fn"
 WEIGHTS = {"4096x4096": (4096, 4096), "4100 deep": (4096, 4100), "14336x4096": (14336, 4096)}
@@ -28,7 +31,7 @@ def scratch(lhs: OperandSpec, rhs: OperandSpec, kernel: str = "", **epilogue) ->
     spec = ScaledDotSpec(
         lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(**{"out_dtype": "bfloat16", **epilogue})
     )
-    return workspace.workspace_bytes(canonical.canonical(spec).spec, kernel)
+    return asked.workspace_bytes(canonical.canonical(spec).spec, kernel)
 
 
 def of_weights(rows: int, columns: int, depth: int, layout: str = "nk", **more) -> int:
@@ -67,26 +70,26 @@ def test_a_path_that_is_asked_for_by_name_gets_what_it_uses():
 
 
 def test_the_hopper_kernel_asks_for_copies_of_what_is_not_aligned_lines_of_the_depth():
-    def asked(lhs, rhs):
+    def scratch_of(lhs, rhs):
         lhs, rhs = (side(E4M3, (1, *shape), axis, batch=(0,)) for shape, axis in (lhs, rhs))
         spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
-        return workspace.workspace_bytes(spec, "sm90_gemm")
+        return asked.workspace_bytes(spec, "sm90_gemm")
 
-    assert asked(((100, 48), 2), ((60, 48), 2)) == 256
-    assert asked(((100, 48), 2), ((48, 60), 1)) == 60 * 48
-    assert asked(((7, 33), 2), ((5, 33), 2)) == 512 + 5 * 48
+    assert scratch_of(((100, 48), 2), ((60, 48), 2)) == 256
+    assert scratch_of(((100, 48), 2), ((48, 60), 1)) == 60 * 48
+    assert scratch_of(((7, 33), 2), ((5, 33), 2)) == 512 + 5 * 48
 
 
 def test_the_hopper_kernel_asks_for_sums_where_the_other_side_of_int8_has_zero_points():
-    def asked(depth, *, zero_point):
+    def scratch_of(depth, *, zero_point):
         lhs, rhs = (side("int8", (1, lines, depth), 2, batch=(0,)) for lines in (7, 100))
         lhs = dataclasses.replace(lhs, zero_point=zero_point)
         spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
-        return workspace.workspace_bytes(spec, "sm90_gemm")
+        return asked.workspace_bytes(spec, "sm90_gemm")
 
-    assert asked(48, zero_point=False) == 256
-    assert asked(48, zero_point=True) == 4 * 100
-    assert asked(33, zero_point=True) == 512 + 19 * 256 + 4 * 100, "after both copies"
+    assert scratch_of(48, zero_point=False) == 256
+    assert scratch_of(48, zero_point=True) == 4 * 100
+    assert scratch_of(33, zero_point=True) == 512 + 19 * 256 + 4 * 100, "after both copies"
 
 
 def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
@@ -123,18 +126,18 @@ def test_few_rows_of_float8_take_a_tenth_of_the_weight_at_most(rows):
 
 @pytest.mark.parametrize("rows", [17, 64, 256])
 def test_hopper_needs_no_scratch_for_few_rows_of_float8(rows):
-    def asked(lhs_tiles, compute_capability, **more):
+    def scratch_of(lhs_tiles, compute_capability, **more):
         lhs = side(E4M3, (1, rows, 4096), 2, lhs_tiles, batch=(0,))
         rhs = side(E4M3, (1, 4096, 4096), 2, (1, 4096, 4096), batch=(0,))
         epilogue = EpilogueSpec(out_dtype="bfloat16")
         spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, **more)
-        return workspace.workspace_bytes(spec, compute_capability=compute_capability)
+        return asked.workspace_bytes(spec, compute_capability=compute_capability)
 
     of_rows, of_all = (1, 1, 4096), (1, rows, 4096)
-    assert asked(of_rows, 90) == 256
+    assert scratch_of(of_rows, 90) == 256
     for more in ((of_rows, 89), (of_rows, None), (of_all, 90)):
-        assert asked(*more) > 32 << 20
-    assert asked(of_rows, 90, precision="highest") > 32 << 20
+        assert scratch_of(*more) > 32 << 20
+    assert scratch_of(of_rows, 90, precision="highest") > 32 << 20
 
 
 def test_products_by_the_library_have_its_own_scratch():
@@ -147,3 +150,10 @@ def test_scratch_is_bounded_however_large_the_problem():
     assert scratch(big, big) < 300 << 20
     values = side("bfloat16", (1, 256, 1 << 20), 2, batch=(0,))
     assert scratch(values, side(E4M3, (1, 1 << 20, 1 << 20), 2, batch=(0,))) < 300 << 20
+
+
+def test_the_library_refuses_aloud_what_is_not_canonical():
+    flat = side(E4M3, (8, 16), 1, batch=(0,))
+    spec = ScaledDotSpec(lhs=flat, rhs=flat, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+    with pytest.raises(jaxfp8.LibraryError, match="needs one free and one contracted axis"):
+        asked.workspace_bytes(spec)

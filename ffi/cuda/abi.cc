@@ -13,25 +13,13 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The smallest device of a compute capability, for routes without a GPU.
-Device DeviceOf(int compute_capability, int cublaslt_version) {
-  Device device;
-  device.compute_capability = compute_capability;
-  device.cublaslt_version = cublaslt_version;
-  device.multiprocessors = 1;
-  // Per block, opted in. Datacentre chips have more than others of their generation.
-  const bool large = compute_capability >= 90 && compute_capability < 120;
-  device.shared_bytes = large ? 227 << 10 : compute_capability == 80 ? 163 << 10 : 99 << 10;
-  return device;
-}
-
 Status Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability, int cublaslt_version,
                std::string& text) {
   Request request;
   JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Problem problem;
   JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
-  const Device device = DeviceOf(compute_capability, cublaslt_version);
+  const Device device = SmallestDevice(compute_capability, cublaslt_version);
   for (const Choice& choice : Choices(problem, device, request.kernel)) {
     text += (text.empty() ? "" : "\n") + std::string(choice.path->name);
     if (!choice.why_not.ok()) text += ": " + choice.why_not.message();
@@ -57,13 +45,14 @@ Status Prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes) {
   return FindPlan(request, workspace_bytes, planned);
 }
 
-Status Workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes) {
+Status Workspace(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
+                 size_t* workspace_bytes) {
   if (!workspace_bytes) return "`workspace_bytes` is null, but needs the address of a size_t";
   Request request;
   JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Problem problem;
   JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
-  *workspace_bytes = WorkspaceFor(problem, request.kernel);
+  *workspace_bytes = WorkspaceFor(problem, request.kernel, compute_capability);
   return {};
 }
 
@@ -88,10 +77,11 @@ int jaxfp8_cuda_prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_byt
                         [&] { return jaxfp8::cuda::Prepare(spec, workspace_bytes); });
 }
 
-int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes,
-                          char* message, size_t size) {
-  return jaxfp8::Answer(message, size,
-                        [&] { return jaxfp8::cuda::Workspace(spec, workspace_bytes); });
+int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
+                          size_t* workspace_bytes, char* message, size_t size) {
+  return jaxfp8::Answer(message, size, [&] {
+    return jaxfp8::cuda::Workspace(spec, compute_capability, workspace_bytes);
+  });
 }
 
 int jaxfp8_cuda_route(const jaxfp8_scaled_dot_spec* spec, int compute_capability,

@@ -11,7 +11,7 @@
 //      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
 //   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
 //   3. A row of `JAXFP8_CUDA_PATHS` below, and its place in `InOrder` of route.cc.
-//   4. workspace.cc, and jaxfp8/_call/gpu/workspace.py beside it: how much scratch it can use.
+//   4. workspace.cc: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side and a stand-in for the plan in
 //      ffi/tests/cuda/runtime_stand_ins.h, so that the fuzzer plans it;
 //      tests/native/test_cuda_route.py for its place among the routes; tests/gpu/test_products.py

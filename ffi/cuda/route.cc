@@ -141,4 +141,15 @@ Route RouteTo(const Problem& problem, const Device& device, std::string_view nam
   return {nullptr, "no kernel can: " + reasons};
 }
 
+Device SmallestDevice(int compute_capability, int cublaslt_version) {
+  Device device;
+  device.compute_capability = compute_capability;
+  device.cublaslt_version = cublaslt_version;
+  device.multiprocessors = 1;
+  // Per block, opted in. Datacentre chips have more than others of their generation.
+  const bool large = compute_capability >= 90 && compute_capability < 120;
+  device.shared_bytes = large ? 227 << 10 : compute_capability == 80 ? 163 << 10 : 99 << 10;
+  return device;
+}
+
 }  // namespace jaxfp8::cuda

@@ -64,6 +64,9 @@ struct Route {
 // The best path for the problem on the device, or the one called `name`, or for kInInt8.
 Route RouteTo(const Problem& problem, const Device& device, std::string_view name);
 
+// The smallest device of a compute capability, for routes without a GPU.
+Device SmallestDevice(int compute_capability, int cublaslt_version);
+
 }  // namespace jaxfp8::cuda
 
 #endif  // JAXFP8_CUDA_ROUTE_H_

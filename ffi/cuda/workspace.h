@@ -11,9 +11,9 @@
 namespace jaxfp8::cuda {
 
 // Bytes of workspace with which the path of the problem, or the one called `kernel`, is as fast as
-// it can be on any device. Plans also work with less. jaxfp8/_call/gpu/workspace.py has the same
-// rule.
-size_t WorkspaceFor(const Problem& problem, std::string_view kernel);
+// it can be on devices of a compute capability (10 * major + minor), or on any device (0). Plans
+// also work with less.
+size_t WorkspaceFor(const Problem& problem, std::string_view kernel, int compute_capability);
 
 }  // namespace jaxfp8::cuda
 

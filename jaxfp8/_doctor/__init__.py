@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 
+from jaxfp8._call.gpu import asked
 from jaxfp8._call.library import ffi, strictness
 from jaxfp8._call.ops import lowering, routes
 from jaxfp8._doctor import _products, _remedies
@@ -127,7 +128,7 @@ def graphics() -> Iterable[Finding]:
     yield Finding(
         name="cuBLASLt", text=text, remedy=_remedies.install_cublaslt() if missing else None
     )
-    yield from _paths(ffi.compute_capability() or _TYPICAL_GPU, version or routes.CUBLASLT)
+    yield from _paths(ffi.compute_capability() or _TYPICAL_GPU, version or asked.CUBLASLT)
 
 
 def _paths(capability: int, cublaslt_version: int) -> Iterable[Finding]:

@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from jaxfp8._call.gpu import asked
 from jaxfp8._call.gpu import canonical as _canonical
 from jaxfp8._call.library import abi, ffi
 from jaxfp8._value import dtypes
@@ -27,21 +28,12 @@ def poisoned(size: int):
     return torch.full((max(size, 1),), POISON, dtype=torch.uint8, device="cuda")
 
 
-def workspace_bytes(spec, kernel: str = "") -> int:
-    """What the library asks for."""
-    size = ctypes.c_size_t()
-    asked = ctypes.byref(abi.Spec.of(spec, kernel)), ctypes.byref(size)
-    status, text = abi.call(ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
-    assert status == 0, text
-    return size.value
-
-
 class Call:
     """A canonical problem with its operands and poisoned results on the GPU."""
 
     def __init__(self, spec, operands: dict[str, np.ndarray], kernel: str = ""):
         self.spec, self.kernel = spec, kernel
-        self.bytes = workspace_bytes(spec, kernel)
+        self.bytes = asked.workspace_bytes(spec, kernel)
         self.held = {name: tensor(x) for name, x in operands.items()}
         itemsize = np.dtype(dtypes.storage(spec.epilogue.out_dtype)).itemsize
         self.held["out"] = poisoned(int(np.prod(spec.out_shape)) * itemsize)

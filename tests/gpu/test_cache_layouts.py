@@ -11,7 +11,7 @@ from gpu.products import ACCUMULATION, draw, run
 
 import jaxfp8
 import oracle
-from jaxfp8._call.gpu import canonical, workspace
+from jaxfp8._call.gpu import asked, canonical
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import lowering
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
@@ -109,7 +109,7 @@ def test_the_fallback_reads_two_batch_axes(lhs, part):
     assert form.spec.rhs.batch == (0, 2)
     wide = dataclasses.replace(form.spec, lhs=dataclasses.replace(form.spec.lhs, dtype=lhs))
     operands = draw(3, wide)
-    scratch = workspace.workspace_bytes(wide, "general")
+    scratch = asked.workspace_bytes(wide, "general")
     results = [*lowering.result_types(wide), jax.ShapeDtypeStruct((scratch,), np.uint8)]
     ffi.ensure_registered("cuda")
     call = jax.ffi.ffi_call(ffi.TARGET, results)

@@ -20,6 +20,8 @@ from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import joint
 from jaxfp8._rewrite.plan import row_calls
 
+pytestmark = pytest.mark.cuda_library
+
 SCHEDULE = pathlib.Path(__file__).parents[2] / "ffi/cuda/kernels/sm80_w8a16/schedule.h"
 K = 256
 COLUMNS = (256, 64, 60)

@@ -107,10 +107,11 @@ int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
 int jaxfp8_cuda_prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes, char* message,
                         size_t size);
 
-/* The most bytes of workspace of use to a spec, or to its named kernel, on any device. With less a
- * call may be slower. Needs no GPU. */
-int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes,
-                          char* message, size_t size);
+/* The most bytes of workspace of use to a spec, or to its named kernel, on a device of a compute
+ * capability (10 * major + minor, such as 90), or on any device (0). With less a call may be
+ * slower. Needs no GPU. */
+int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
+                          size_t* workspace_bytes, char* message, size_t size);
 
 /* Finds the kernel for a spec on a device of a compute capability (10 * major + minor, such as 90)
  * with a version of cuBLASLt (such as 130100; 0 for none). Writes a line to `text` for each kernel,

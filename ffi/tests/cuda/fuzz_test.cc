@@ -150,9 +150,11 @@ class Fuzz {
   bool AskForScratch(const jaxfp8_scaled_dot_spec& spec, const std::string& name,
                      const Wild& wild) {
     const Message message(wilder_.Pick<int64_t>({0, 1, 40, 512}));
-    const int status = jaxfp8_cuda_workspace(&spec, &bytes_, message.data(), message.size());
+    const int capability = wilder_.Pick<int>({-1, 0, 80, 90, 100, 1 << 30});
+    const int status =
+        jaxfp8_cuda_workspace(&spec, capability, &bytes_, message.data(), message.size());
     ExpectAnswer(status, message, "scratch of " + name);
-    Expect(jaxfp8_cuda_workspace(&spec, nullptr, message.data(), message.size()) != JAXFP8_OK,
+    Expect(jaxfp8_cuda_workspace(&spec, 0, nullptr, message.data(), message.size()) != JAXFP8_OK,
            name + ": told to no one");
     if (status != JAXFP8_OK) return false;
     Expect(!IsBeyondLimits(wild), "too large, but accepted: " + name);

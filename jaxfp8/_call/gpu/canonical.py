@@ -25,13 +25,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfp8._call.gpu import layout
+from jaxfp8._call.gpu import asked, layout
 from jaxfp8._call.gpu.layout import DEPTH, FREE, Groups, Layout
-from jaxfp8._call.gpu.weight_only import WeightOnly
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 Named = dict[str, jax.Array]
+
+# Up to so many rows, which are one tile or two, weights are read in whatever order their axes are
+# stored. With more, each tile reads them again, and paths with larger tiles need the usual order.
+_ROWS_IN_PLACE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +66,14 @@ def canonical(spec: ScaledDotSpec, kernel: str = "") -> Canonical:
     """
     usual = layout.usual(spec)
     form = _form(spec, usual)
-    product = WeightOnly.of(form.spec)
-    if product is None or not product.is_read_in_place(kernel):
+    weights = asked.weights_of(form.spec, kernel)
+    if weights is None or asked.rows_beside(weights, form.spec) > _ROWS_IN_PLACE:
         return form
-    stored = layout.in_place(spec, usual, product.weights)
+    stored = layout.in_place(spec, usual, weights)
     if stored is None:
         return form
     in_place = _form(spec, stored)
-    return form if WeightOnly.of(in_place.spec) is None else in_place
+    return form if asked.weights_of(in_place.spec, kernel) is None else in_place
 
 
 def _form(spec: ScaledDotSpec, of: Layout) -> Canonical:

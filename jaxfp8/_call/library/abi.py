@@ -115,7 +115,11 @@ SIGNATURES: dict[str, dict[str, list[Any]]] = {
     "cuda": {
         "jaxfp8_cuda_scaled_dot": [*_POINTERS, ctypes.c_void_p],
         "jaxfp8_cuda_prepare": [_POINTERS[0], ctypes.c_size_t],
-        "jaxfp8_cuda_workspace": [_POINTERS[0], ctypes.POINTER(ctypes.c_size_t)],
+        "jaxfp8_cuda_workspace": [
+            _POINTERS[0],
+            ctypes.c_int,
+            ctypes.POINTER(ctypes.c_size_t),
+        ],
         "jaxfp8_cuda_route": [_POINTERS[0], ctypes.c_int, ctypes.c_int],
     },
 }

@@ -70,11 +70,14 @@ def library_path(platform: str = "cpu") -> pathlib.Path | None:
 
 def why_unavailable(platform: str) -> str | None:
     """Says why the library of `platform` cannot be used in this process, or None if it can."""
-    try:
-        _library(platform)
-    except errors.LibraryError as error:
-        return str(error).rstrip(".")
-    return None
+    found = _found(platform)
+    return found if isinstance(found, str) else None
+
+
+def library_or_none(platform: str) -> ctypes.CDLL | None:
+    """The library of `platform`, loaded and checked; None if it cannot be used."""
+    found = _found(platform)
+    return None if isinstance(found, str) else found
 
 
 def ensure_registered(platform: str) -> None:
@@ -148,7 +151,7 @@ def register_targets(platform: str = "cpu") -> None:
 def reset() -> None:
     """Forgets the loaded libraries; the next use looks for them again."""
     with _LOCK:
-        _library.cache_clear()
+        _found.cache_clear()
 
 
 def kernel_calls(platform: str = "cpu") -> dict[str, int]:
@@ -157,7 +160,7 @@ def kernel_calls(platform: str = "cpu") -> dict[str, int]:
     A CUDA graph counts once, when it is captured. A GPU's product left to XLA is not counted;
     `explain` names its kernel "xla".
     """
-    library = _library_or_none(platform)
+    library = library_or_none(platform)
     if library is None:
         return {}
     calls = getattr(library, f"jaxfp8_{platform}_kernel_calls")
@@ -166,14 +169,14 @@ def kernel_calls(platform: str = "cpu") -> dict[str, int]:
 
 def reset_kernel_calls(platform: str = "cpu") -> None:
     """Sets every count of `kernel_calls` to 0."""
-    library = _library_or_none(platform)
+    library = library_or_none(platform)
     if library is not None:
         getattr(library, f"jaxfp8_{platform}_reset_counters")()
 
 
 def kernels(platform: str) -> tuple[str, ...]:
     """Names of the kernels in a platform's library; () without a library."""
-    library = _library_or_none(platform)
+    library = library_or_none(platform)
     if library is None:
         return ()
     name = getattr(library, f"jaxfp8_{platform}_kernel_name")
@@ -184,7 +187,7 @@ def kernels(platform: str) -> tuple[str, ...]:
 
 def available_kernels() -> tuple[str, ...]:
     """The kernels this CPU can run, best first; () without a library."""
-    library = _library_or_none("cpu")
+    library = library_or_none("cpu")
     if library is None:
         return ()
     return tuple(
@@ -194,7 +197,7 @@ def available_kernels() -> tuple[str, ...]:
 
 def cpu_features() -> str:
     """The instruction sets detected by the library, separated by spaces."""
-    library = _library_or_none("cpu")
+    library = library_or_none("cpu")
     if library is None:
         return ""
     return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
@@ -222,13 +225,13 @@ def peak_read(address: int, size: int) -> int:
 
 def cuda_architectures() -> str:
     """The architectures of the CUDA library, such as 90a-real;80-virtual; "" without it."""
-    library = _library_or_none("cuda")
+    library = library_or_none("cuda")
     return "" if library is None else library.jaxfp8_cuda_architectures().decode()
 
 
 def cublaslt() -> tuple[str, int]:
     """Path and version of cuBLASLt, such as 130100; or the reason why there is none, and 0."""
-    library = _library_or_none("cuda")
+    library = library_or_none("cuda")
     if library is None:
         return why_unavailable("cuda") or "", 0
     text = ctypes.create_string_buffer(4096)
@@ -274,7 +277,7 @@ def compute_capability() -> int | None:
 
 def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
     """The kernels of the CPU library for a problem on this CPU, as `cuda_paths` lists paths."""
-    library = _library_or_none("cpu")
+    library = library_or_none("cpu")
     if library is None:
         return why_unavailable("cpu") or ""
     return _paths(*abi.call(library, "jaxfp8_cpu_route", abi.Spec.of(spec)))
@@ -295,7 +298,7 @@ def cuda_paths(
       For each path the reason why it cannot, or "" if it can; the first able path is taken. Or one
       sentence: why none can, or why there is no library.
     """
-    library = _library_or_none("cuda")
+    library = library_or_none("cuda")
     if library is None:
         return why_unavailable("cuda") or ""
     asked = (abi.Spec.of(spec, kernel), compute_capability, cublaslt_version)
@@ -332,19 +335,25 @@ def running_api_version() -> tuple[int, int] | None:
 
 
 @functools.cache
-def _library(platform: str) -> ctypes.CDLL:
-    """The library of `platform`, loaded and checked."""
+def _found(platform: str) -> ctypes.CDLL | str:
+    """The library of `platform`, loaded and checked, or why it cannot be used."""
     with _LOCK:
-        path = library_path(platform)
-        if path is None:
-            raise _refused(platform, "is not installed")
-        library = _load(path, platform)
-        _check_version(library, platform)
+        try:
+            path = library_path(platform)
+            if path is None:
+                raise _refused(platform, "is not installed")
+            library = _load(path, platform)
+            _check_version(library, platform)
+        except errors.LibraryError as error:
+            return str(error).rstrip(".")
         return library
 
 
-def _library_or_none(platform: str) -> ctypes.CDLL | None:
-    return None if why_unavailable(platform) else _library(platform)
+def _library(platform: str) -> ctypes.CDLL:
+    found = _found(platform)
+    if isinstance(found, str):
+        raise errors.LibraryError(f"{found}.")
+    return found
 
 
 def _is_cut_short(path: pathlib.Path) -> bool:

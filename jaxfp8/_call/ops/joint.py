@@ -20,8 +20,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxfp8._call.gpu import canonical, xla_products
-from jaxfp8._call.gpu.weight_only import WeightOnly
+from jaxfp8._call.gpu import asked, canonical, xla_products
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.ops import lowering, remat
@@ -64,14 +63,16 @@ def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
     if not is_known(spec.lhs.shape + spec.rhs.shape) or canonical.is_empty(spec):
         return None
     form = canonical.canonical(spec).spec
-    product = WeightOnly.of(form)
-    if product is None or product.rows > _MOST_ROWS or product.batch != 1:
+    name = asked.weights_of(form)
+    if name is None or asked.rows_beside(name, form) > _MOST_ROWS:
         return None
-    if form.epilogue.amax is not None or not getattr(spec, product.weights).free:
+    alone = math.prod(form.batch_shape) != 1 or form.epilogue.amax is not None
+    if alone or not getattr(spec, name).free:
         return None
-    name = "lhs" if product.weights == "rhs" else "rhs"
-    values, weights = getattr(form, name), getattr(form, product.weights)
-    return name, (name, values, weights.dtype, weights.contracting, product.folded)
+    weights, shared = getattr(form, name), "lhs" if name == "rhs" else "rhs"
+    folded = (weights.scale or weights.zero_point) and weights.scale_varies
+    facts = getattr(form, shared), weights.dtype, weights.contracting, folded
+    return shared, (shared, *facts)
 
 
 def pays(specs: Sequence[ScaledDotSpec]) -> bool:
@@ -79,14 +80,14 @@ def pays(specs: Sequence[ScaledDotSpec]) -> bool:
 
     Not if XLA would get all their weights as one: its kernels for small ones are faster.
     """
-    product = WeightOnly.of(canonical.canonical(specs[0]).spec)
-    assert product is not None
-    first, *rest = (getattr(spec, product.weights) for spec in specs)
+    name = asked.weights_of(canonical.canonical(specs[0]).spec)
+    assert name is not None
+    first, *rest = (getattr(spec, name) for spec in specs)
     columns = sum(math.prod(side.sizes(side.free)) for side in (first, *rest))
     sizes = {axis: 1 for axis in first.free} | {first.free[0]: columns}
     shape = tuple(sizes.get(axis, size) for axis, size in enumerate(first.shape))
     whole = dataclasses.replace(first, shape=shape)
-    as_one = dataclasses.replace(specs[0], **{product.weights: whole})
+    as_one = dataclasses.replace(specs[0], **{name: whole})
     return not xla_products.takes(as_one, "", targets.compute_capability())
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxfp8._call.gpu import canonical, weight_only, workspace, xla_products
+from jaxfp8._call.gpu import asked, canonical, xla_products
 from jaxfp8._call.library import ffi, support, targets
 from jaxfp8._call.library.strictness import warn_once
 from jaxfp8._call.reference import dot_reference
@@ -66,7 +66,7 @@ def _call_cuda(
     if kernel in _READ_SUMS:
         spec, operands = _with_sums(spec, operands)
     form, arrays = in_canonical_form(*operands, spec=spec, kernel=kernel)
-    scratch = workspace.workspace_bytes(form.spec, kernel, compute_capability)
+    scratch = asked.workspace_bytes(form.spec, kernel, compute_capability)
     results = [*result_types(form.spec), jax.ShapeDtypeStruct((scratch,), np.uint8)]
     call = jax.ffi.ffi_call(ffi.TARGET, results)
     *outputs, _ = call(*arrays, **form.spec.attributes(), kernel=kernel)
@@ -122,8 +122,8 @@ def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
     `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths read
     float32.
     """
-    product = weight_only.WeightOnly.of(form)
-    return f"{product.weights}_scale" if product and product.is_certain(kernel) else ""
+    weights = asked.weights_of(form, kernel)
+    return "" if weights is None else f"{weights}_scale"
 
 
 def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:

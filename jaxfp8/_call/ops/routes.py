@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxfp8._call.gpu import canonical, weight_only, xla_products
+from jaxfp8._call.gpu import asked, canonical, xla_products
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.ops import lowering
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
-# The assumed version of cuBLASLt for routes on a machine without a GPU.
-CUBLASLT = 130000
+# Up to so many rows `sm80_w8a16` reads 8-bit weights sooner than they are decoded.
+_FEW_ROWS = 256
 _GENERAL, _BY_CUBLASLT = "general", "cublaslt_"
 _CONSTANT_SCALES = "use scales that are constant along the contracted axis, or leave it to XLA here"
 
@@ -64,7 +64,7 @@ def slower_than_xla(spec: ScaledDotSpec, platform: str) -> Slower | None:
         return _without_tensor_cores(form)
     if path.startswith(_BY_CUBLASLT):
         return _in_pieces(form, path)
-    return _decoded_for_many_rows(form) if path == weight_only.NAME else None
+    return _decoded_for_many_rows(form) if path == asked.WEIGHT_ONLY else None
 
 
 def _without_tensor_cores(form: ScaledDotSpec) -> Slower:
@@ -91,11 +91,12 @@ def _in_pieces(form: ScaledDotSpec, path: str) -> Slower | None:
 
 def _decoded_for_many_rows(form: ScaledDotSpec) -> Slower | None:
     """With 256 rows it was level with decoding the weight first; each 64 rows decode it again."""
-    product = weight_only.WeightOnly.of(form)
-    if product is None or product.rows <= weight_only.FEW_ROWS:
+    weights = asked.weights_of(form, asked.WEIGHT_ONLY)
+    rows = 0 if weights is None else asked.rows_beside(weights, form)
+    if rows <= _FEW_ROWS:
         return None
-    does = f"is for up to {weight_only.FEW_ROWS} rows, and these are {product.rows}"
-    return Slower(_reason(weight_only.NAME, does), "leave it to XLA here, or give it fewer rows")
+    does = f"is for up to {_FEW_ROWS} rows, and these are {rows}"
+    return Slower(_reason(asked.WEIGHT_ONLY, does), "leave it to XLA here, or give it fewer rows")
 
 
 def _reason(path: str, does: str) -> str:
@@ -116,7 +117,9 @@ def _on_cuda(spec: ScaledDotSpec) -> str:
         return ""
     if xla_products.takes(spec, "", capability):
         return xla_products.NAME
-    return path_on(spec, capability, ffi.cublaslt()[1] if ffi.has_backend("cuda") else CUBLASLT)
+    return path_on(
+        spec, capability, ffi.cublaslt()[1] if ffi.has_backend("cuda") else asked.CUBLASLT
+    )
 
 
 def path_on(spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfp8._call.gpu import weight_only
+from jaxfp8._call.gpu import asked
 from jaxfp8._call.library import targets
 from jaxfp8._call.ops import int8_form, lowering, routes
 from jaxfp8._rewrite.ir import granularity, source
@@ -225,7 +225,7 @@ def _platforms_of(op: Op) -> dict[str, Any]:
 def _certain_path(site: DotSite) -> str:
     """The path on the GPU here where the spec does not say it; "" elsewhere."""
     if site.joined > 0:
-        return weight_only.NAME
+        return asked.WEIGHT_ONLY
     found = site.captured
     if found is None or found.compute is None or not int8_form.in_one_call(found.stored):
         return ""
