@@ -49,6 +49,25 @@ struct ScaledDotSpec {
   std::string_view precision;
 };
 
+// Calls `visit` with the name and the value of each field, in the order above.
+template <class Side, class Visit>
+void EachFieldOfSide(Side& side, Visit&& visit) {
+  visit("dtype", side.dtype), visit("shape", side.shape), visit("contracting", side.contracting);
+  visit("batch", side.batch), visit("tiles", side.tiles), visit("scale", side.scale);
+  visit("zero_point", side.zero_point), visit("scale_rounded", side.scale_rounded);
+  visit("sums", side.sums);
+}
+
+template <class Epilogue, class Visit>
+void EachFieldOfEpilogue(Epilogue& epilogue, Visit&& visit) {
+  visit("has_residual", epilogue.has_residual), visit("residual", epilogue.residual);
+  visit("residual_dtype", epilogue.residual_dtype), visit("has_bias", epilogue.has_bias);
+  visit("bias", epilogue.bias), visit("activation", epilogue.activation);
+  visit("out_dtype", epilogue.out_dtype), visit("has_out_scale", epilogue.has_out_scale);
+  visit("out_scale", epilogue.out_scale), visit("has_amax", epilogue.has_amax);
+  visit("amax", epilogue.amax);
+}
+
 // A whole call, as its attributes state it, and the types of the scales that came with it.
 struct Request {
   ScaledDotSpec spec;

@@ -83,36 +83,16 @@ class Reader {
   Status status_;
 };
 
-inline void Read(Reader& read, const std::string& side, OperandSpec& to) {
-  read(side + "_dtype", to.dtype);
-  read(side + "_shape", to.shape);
-  read(side + "_contracting", to.contracting);
-  read(side + "_batch", to.batch);
-  read(side + "_tiles", to.tiles);
-  read(side + "_scale", to.scale);
-  read(side + "_zero_point", to.zero_point);
-  if (read.Has(side + "_scale_rounded")) read(side + "_scale_rounded", to.scale_rounded);
-  if (read.Has(side + "_sums")) read(side + "_sums", to.sums);
-}
-
-inline void Read(Reader& read, EpilogueSpec& to) {
-  read("has_residual", to.has_residual);
-  read("residual", to.residual);
-  read("residual_dtype", to.residual_dtype);
-  read("has_bias", to.has_bias);
-  read("bias", to.bias);
-  read("activation", to.activation);
-  read("out_dtype", to.out_dtype);
-  read("has_out_scale", to.has_out_scale);
-  read("out_scale", to.out_scale);
-  read("has_amax", to.has_amax);
-  read("amax", to.amax);
-}
-
 inline void Read(Reader& read, ScaledDotSpec& to) {
-  Read(read, "lhs", to.lhs);
-  Read(read, "rhs", to.rhs);
-  Read(read, to.epilogue);
+  const auto side = [&](const std::string& prefix, OperandSpec& spec) {
+    EachFieldOfSide(spec, [&](const std::string& field, auto& value) {
+      const bool optional = field == "scale_rounded" || field == "sums";
+      if (!optional || read.Has(prefix + field)) read(prefix + field, value);
+    });
+  };
+  side("lhs_", to.lhs);
+  side("rhs_", to.rhs);
+  EachFieldOfEpilogue(to.epilogue, read);
   read("precision", to.precision);
 }
 
@@ -138,6 +118,15 @@ ffi::Error AnswerOf(const char* call, const Run& run) {
     return ffi::Error::Internal(place() + ": " + error.what());
   }
 }
+
+// Defines the XLA FFI handler `name`, which answers with the status of `Call`.
+//   binding  what `Call` is given; traits of the handler may follow
+#define JAXFP8_HANDLER(name, Call, binding, ...)                                               \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*);   \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                               \
+      name,                                                                                    \
+      [](auto... given) { return ::jaxfp8::AnswerOf(#name, [&] { return Call(given...); }); }, \
+      binding, ##__VA_ARGS__)
 
 inline std::vector<Buffer> Describe(ffi::RemainingArgs args) {
   std::vector<Buffer> operands;

@@ -18,6 +18,7 @@ namespace {
 
 Status Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
                ffi::Dictionary attributes) {
+  const FloatMode mode;
   const std::vector<Buffer> operands = Describe(args);
   QuantizeProblem problem;
   JAXFP8_RETURN_IF_ERROR(Read(attributes, operands, problem));
@@ -36,53 +37,26 @@ Status Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Remaining
   return {};
 }
 
-ffi::Error Handle(ffi::ThreadPool threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                  ffi::Dictionary attributes) {
+Status ComputeAmax(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary) {
   const FloatMode mode;
-  return AnswerOf("jaxfp8_quantize", [&] { return Compute(threads, args, rets, attributes); });
-}
-
-Status ComputeAmax(ffi::ThreadPool& threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32>& amax) {
-  const Buffer from = Describe(x);
+  const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
+  if (operands.size() != 1 || results.size() != 1) return "it needs `x` and one result";
+  const Buffer &from = operands[0], &amax = results[0];
   if (from.shape.size() != 2 || !IsWideFloat(from.dtype)) {
     return "`x` needs two axes and to be float32, bfloat16 or float16";
   }
-  const auto rows = amax.dimensions();
-  if (rows.size() != 1 || rows[0] != from.shape[0]) {
-    return "the result needs one axis, of the size of the first of `x`";
+  if (amax.dtype != DType::kF32 || amax.shape.size() != 1 || amax.shape[0] != from.shape[0]) {
+    return "the result needs one axis, of the size of the first of `x`, and float32";
   }
   XlaPool pool(threads);
-  FindRowAmax(from.data, from.dtype, from.shape[0], from.shape[1], amax.typed_data(), pool);
+  FindRowAmax(from.data, from.dtype, from.shape[0], from.shape[1], static_cast<float*>(amax.data),
+              pool);
   return {};
-}
-
-ffi::Error HandleAmax(ffi::ThreadPool threads, ffi::AnyBuffer x,
-                      ffi::Result<ffi::Buffer<ffi::F32>> amax) {
-  const FloatMode mode;
-  return AnswerOf("jaxfp8_amax", [&] { return ComputeAmax(threads, x, *amax); });
 }
 
 }  // namespace
 }  // namespace jaxfp8
 
-#pragma GCC visibility push(default)
-
-extern "C" {
-XLA_FFI_Error* jaxfp8_quantize(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* jaxfp8_amax(XLA_FFI_CallFrame* call_frame);
-}
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::Handle,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs<xla::ffi::Dictionary>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_amax, jaxfp8::HandleAmax,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
-
-#pragma GCC visibility pop
+JAXFP8_CPU_HANDLER(jaxfp8_quantize, jaxfp8::Compute);
+JAXFP8_CPU_HANDLER(jaxfp8_amax, jaxfp8::ComputeAmax);

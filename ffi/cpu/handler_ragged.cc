@@ -16,6 +16,7 @@ namespace {
 
 Status Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
                ffi::Dictionary attributes) {
+  const FloatMode mode;
   Request request;
   JAXFP8_RETURN_IF_ERROR(Read(attributes, request));
   JAXFP8_RETURN_IF_ERROR(CheckSpec(request.spec));
@@ -29,24 +30,7 @@ Status Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Remaining
   return RunRagged(call, Describe(args), Describe(rets), pool);
 }
 
-ffi::Error RaggedDot(ffi::ThreadPool threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                     ffi::Dictionary attributes) {
-  const FloatMode mode;
-  return AnswerOf("jaxfp8_ragged_dot", [&] { return Compute(threads, args, rets, attributes); });
-}
-
 }  // namespace
 }  // namespace jaxfp8
 
-#pragma GCC visibility push(default)
-
-extern "C" XLA_FFI_Error* jaxfp8_ragged_dot(XLA_FFI_CallFrame* call_frame);
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_ragged_dot, jaxfp8::RaggedDot,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs<xla::ffi::Dictionary>());
-
-#pragma GCC visibility pop
+JAXFP8_CPU_HANDLER(jaxfp8_ragged_dot, jaxfp8::Compute);

@@ -2,9 +2,8 @@
 # kernel file is compiled with: for the library and for its checks (tests/cpu).
 
 set(JAXFP8_CPU_SOURCES
-  common/check.cc cpu/abi.cc cpu/abi_route.cc cpu/axes.cc cpu/counters.cc cpu/form.cc cpu/gemm.cc
-  cpu/plan.cc cpu/peaks.cc cpu/pool.cc cpu/problem.cc cpu/quantize.cc cpu/ragged.cc cpu/route.cc
-  cpu/run.cc)
+  common/check.cc cpu/abi.cc cpu/abi_route.cc cpu/axes.cc cpu/form.cc cpu/gemm.cc cpu/plan.cc
+  cpu/peaks.cc cpu/pool.cc cpu/problem.cc cpu/quantize.cc cpu/ragged.cc cpu/route.cc cpu/run.cc)
 list(TRANSFORM JAXFP8_CPU_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/../")
 
 # Kernels may contract a product and a sum into one operation, and assume that no one reads errno or

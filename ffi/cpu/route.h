@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/kernel_calls.h"
 #include "cpu/form.h"
 #include "cpu/kernels/kernel.h"
 
@@ -15,6 +16,8 @@ namespace jaxfp8 {
 
 // Every kernel compiled in, best first within its type of sums.
 const std::vector<const Kernel*>& AllKernels();
+
+using Calls = KernelCalls<Kernel, AllKernels>;
 
 struct Route {
   const Kernel* kernel = nullptr;

@@ -4,7 +4,6 @@
 
 #include "common/sizes.h"
 #include "cpu/axes.h"
-#include "cpu/counters.h"
 #include "cpu/features.h"
 #include "cpu/gemm.h"
 #include "cpu/route.h"
@@ -37,7 +36,7 @@ Status Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view n
     CutDepth(problem, form, route.kernel->compute);
     RunGemm(problem, *route.kernel, pool);
   }
-  CountCall(*route.kernel);
+  Calls::Count(*route.kernel);
   return {};
 }
 

@@ -28,4 +28,14 @@ class XlaPool : public Pool {
 
 }  // namespace jaxfp8
 
+// Defines a handler that answers with the status of `Call`, given the threads, all operands, all
+// results and all attributes.
+#define JAXFP8_CPU_HANDLER(name, Call)            \
+  JAXFP8_HANDLER(name, Call,                      \
+                 xla::ffi::Ffi::Bind()            \
+                     .Ctx<xla::ffi::ThreadPool>() \
+                     .RemainingArgs()             \
+                     .RemainingRets()             \
+                     .Attrs<xla::ffi::Dictionary>())
+
 #endif  // JAXFP8_CPU_XLA_POOL_H_

@@ -1,11 +1,11 @@
-// The binding of XLA FFI handlers of the CUDA library.
+// The XLA FFI handlers of the CUDA library.
 
 #ifndef JAXFP8_CUDA_BIND_H_
 #define JAXFP8_CUDA_BIND_H_
 
 #include <cuda_runtime_api.h>
 
-#include "xla/ffi/api/ffi.h"
+#include "common/xla_call.h"
 
 namespace jaxfp8::cuda {
 
@@ -19,5 +19,10 @@ inline auto BindAll() {
 }
 
 }  // namespace jaxfp8::cuda
+
+// Defines a handler that answers with the status of `Call`, given all that `BindAll` binds. It can
+// be captured into CUDA graphs.
+#define JAXFP8_CUDA_HANDLER(name, Call) \
+  JAXFP8_HANDLER(name, Call, jaxfp8::cuda::BindAll(), {xla::ffi::Traits::kCmdBufferCompatible})
 
 #endif  // JAXFP8_CUDA_BIND_H_

@@ -21,12 +21,6 @@ struct KnownCall {
   Slots slots;
 };
 
-// Never destroyed: a program may still run when the process ends.
-KnownCalls<KnownCall>& TheCalls() {
-  static auto* calls = new KnownCalls<KnownCall>;
-  return *calls;
-}
-
 // The workspace is the last result. Memory from XLA's scratch allocator would be reused while a
 // captured graph still points to it.
 Status CheckWorkspace(const std::vector<Buffer>& results) {
@@ -58,25 +52,13 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
             ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
   const KnownCall* known = nullptr;
-  JAXFP8_RETURN_IF_ERROR(TheCalls().FindOrCheck(attributes, operands, results, Check, known));
+  JAXFP8_RETURN_IF_ERROR(FindCall(attributes, operands, results, Check, known));
   const Buffer& workspace = results.back();
   return RunPlan(*known->planned, known->slots.Bind(operands.data(), results.data()),
                  workspace.data, BytesOf(workspace), stream);
 }
 
-ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   ffi::Dictionary attributes) {
-  return AnswerOf("jaxfp8_scaled_dot", [&] { return Call(stream, args, rets, attributes); });
-}
-
 }  // namespace
 }  // namespace jaxfp8::cuda
 
-#pragma GCC visibility push(default)
-
-extern "C" XLA_FFI_Error* jaxfp8_scaled_dot(XLA_FFI_CallFrame* call_frame);
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot, jaxfp8::cuda::Execute, jaxfp8::cuda::BindAll(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-#pragma GCC visibility pop
+JAXFP8_CUDA_HANDLER(jaxfp8_scaled_dot, jaxfp8::cuda::Call);

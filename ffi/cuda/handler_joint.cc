@@ -13,12 +13,12 @@
 #include "common/check.h"
 #include "common/xla_call.h"
 #include "cuda/bind.h"
-#include "cuda/counters.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/plan.h"
 #include "cuda/known_calls.h"
 #include "cuda/plans.h"
+#include "cuda/route.h"
 
 namespace jaxfp8::cuda {
 namespace {
@@ -27,12 +27,6 @@ struct KnownJoint {
   std::unique_ptr<w8a16::W8A16Plan> plan;
   std::vector<Slots> dots;
 };
-
-// Never destroyed: a program may still run when the process ends.
-KnownCalls<KnownJoint>& TheCalls() {
-  static auto* calls = new KnownCalls<KnownJoint>;
-  return *calls;
-}
 
 // Takes the first `count` of the buffers that are left.
 bool Take(const std::vector<Buffer>& from, size_t& taken, size_t count, std::vector<Buffer>& to) {
@@ -97,7 +91,7 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
             ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
   const KnownJoint* known = nullptr;
-  JAXFP8_RETURN_IF_ERROR(TheCalls().FindOrCheck(attributes, operands, results, Check, known));
+  JAXFP8_RETURN_IF_ERROR(FindCall(attributes, operands, results, Check, known));
   std::vector<Buffers> buffers;
   const Buffer *operand = operands.data(), *result = results.data();
   for (const Slots& dot : known->dots) {
@@ -106,23 +100,11 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
     result += dot.results.size();
   }
   JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, stream));
-  CountCall(kSm80W8A16);
+  Calls::Count(kSm80W8A16);
   return {};
-}
-
-ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   ffi::Dictionary attributes) {
-  return AnswerOf("jaxfp8_joint_dots", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace
 }  // namespace jaxfp8::cuda
 
-#pragma GCC visibility push(default)
-
-extern "C" XLA_FFI_Error* jaxfp8_joint_dots(XLA_FFI_CallFrame* call_frame);
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_joint_dots, jaxfp8::cuda::Execute, jaxfp8::cuda::BindAll(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-#pragma GCC visibility pop
+JAXFP8_CUDA_HANDLER(jaxfp8_joint_dots, jaxfp8::cuda::Call);

@@ -32,7 +32,6 @@ namespace {
 
 // A scale that is found for each row.
 struct Found {
-  static constexpr const char* kName = "jaxfp8_quantize_rows";
   using Problem = RowsProblem;
   using Buffers = RowsBuffers;
 
@@ -65,7 +64,6 @@ struct Found {
 
 // Scales that are given for the whole array.
 struct Given {
-  static constexpr const char* kName = "jaxfp8_encode";
   using Problem = EncodeProblem;
   using Buffers = EncodeBuffers;
 
@@ -142,24 +140,8 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   return Scale::Launch(problem, buffers, stream);
 }
 
-template <class Scale>
-ffi::Error Produce(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   ffi::Dictionary attributes) {
-  return AnswerOf(Scale::kName, [&] { return Call<Scale>(stream, args, rets, attributes); });
-}
-
 }  // namespace
 }  // namespace jaxfp8::cuda
 
-#pragma GCC visibility push(default)
-
-extern "C" XLA_FFI_Error* jaxfp8_quantize_rows(XLA_FFI_CallFrame* call_frame);
-extern "C" XLA_FFI_Error* jaxfp8_encode(XLA_FFI_CallFrame* call_frame);
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize_rows, jaxfp8::cuda::Produce<jaxfp8::cuda::Found>,
-                              jaxfp8::cuda::BindAll(), {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_encode, jaxfp8::cuda::Produce<jaxfp8::cuda::Given>,
-                              jaxfp8::cuda::BindAll(), {xla::ffi::Traits::kCmdBufferCompatible});
-
-#pragma GCC visibility pop
+JAXFP8_CUDA_HANDLER(jaxfp8_quantize_rows, jaxfp8::cuda::Call<jaxfp8::cuda::Found>);
+JAXFP8_CUDA_HANDLER(jaxfp8_encode, jaxfp8::cuda::Call<jaxfp8::cuda::Given>);

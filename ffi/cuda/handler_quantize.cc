@@ -27,19 +27,7 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   return LaunchQuantize(problem, buffers, stream);
 }
 
-ffi::Error Quantize(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                    ffi::Dictionary attributes) {
-  return AnswerOf("jaxfp8_quantize", [&] { return Call(stream, args, rets, attributes); });
-}
-
 }  // namespace
 }  // namespace jaxfp8::cuda
 
-#pragma GCC visibility push(default)
-
-extern "C" XLA_FFI_Error* jaxfp8_quantize(XLA_FFI_CallFrame* call_frame);
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::cuda::Quantize, jaxfp8::cuda::BindAll(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-#pragma GCC visibility pop
+JAXFP8_CUDA_HANDLER(jaxfp8_quantize, jaxfp8::cuda::Call);

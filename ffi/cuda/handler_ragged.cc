@@ -28,12 +28,12 @@
 #include "common/shapes.h"
 #include "common/xla_call.h"
 #include "cuda/bind.h"
-#include "cuda/counters.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 #include "cuda/known_calls.h"
 #include "cuda/plans.h"
+#include "cuda/route.h"
 
 namespace jaxfp8::cuda {
 namespace {
@@ -42,12 +42,6 @@ struct KnownRagged {
   std::unique_ptr<Plan> plan;
   bool lhs_scale = false, rhs_scale = false;
 };
-
-// Never destroyed: a program may still run when the process ends.
-KnownCalls<KnownRagged>& TheCalls() {
-  static auto* calls = new KnownCalls<KnownRagged>;
-  return *calls;
-}
 
 struct RaggedCall {
   Problem problem;
@@ -183,7 +177,7 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
             ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
   const KnownRagged* known = nullptr;
-  JAXFP8_RETURN_IF_ERROR(TheCalls().FindOrCheck(attributes, operands, results, Check, known));
+  JAXFP8_RETURN_IF_ERROR(FindCall(attributes, operands, results, Check, known));
   Buffers buffers;
   buffers.lhs = operands[0].data, buffers.rhs = operands[1].data;
   buffers.group_sizes = static_cast<const int32_t*>(operands[2].data);
@@ -192,23 +186,11 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   if (known->rhs_scale) buffers.rhs_scale = static_cast<const float*>(operands[next].data);
   buffers.out = results[0].data;
   JAXFP8_RETURN_IF_ERROR(known->plan->Run(buffers, stream));
-  CountCall(kSm90Gemm);
+  Calls::Count(kSm90Gemm);
   return {};
-}
-
-ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   ffi::Dictionary attributes) {
-  return AnswerOf("jaxfp8_ragged_dot", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace
 }  // namespace jaxfp8::cuda
 
-#pragma GCC visibility push(default)
-
-extern "C" XLA_FFI_Error* jaxfp8_ragged_dot(XLA_FFI_CallFrame* call_frame);
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_ragged_dot, jaxfp8::cuda::Execute, jaxfp8::cuda::BindAll(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-#pragma GCC visibility pop
+JAXFP8_CUDA_HANDLER(jaxfp8_ragged_dot, jaxfp8::cuda::Call);

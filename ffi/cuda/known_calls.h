@@ -12,69 +12,46 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
 #include "common/status.h"
 #include "common/xla_call.h"
+#include "cuda/kept.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 
-// The bytes of all that a call says besides its data: device, attributes, types and shapes.
-class CallKey {
- public:
-  CallKey(int device, ffi::Dictionary attributes, const std::vector<Buffer>& operands,
-          const std::vector<Buffer>& results) {
-    text_.reserve(1024);
-    Add(device);
-    for (auto it = attributes.begin(); it != attributes.end(); ++it) AddAttribute(attributes, it);
-    for (const auto* buffers : {&operands, &results}) {
-      Add(static_cast<int64_t>(buffers->size()));
-      for (const Buffer& buffer : *buffers) {
-        Add(static_cast<int64_t>(buffer.dtype));
-        Add(buffer.shape);
-      }
-    }
+// Adds an attribute to a key: its name, a letter for its type, and its value.
+inline void Add(ffi::Dictionary attributes, const ffi::Dictionary::Iterator& it, Key& key) {
+  key(*it);
+  if (attributes.isa<std::string_view>(it)) {
+    key('s'), key(*attributes.get<std::string_view>(*it));
+  } else if (attributes.isa<bool>(it)) {
+    key(*attributes.get<bool>(*it) ? 't' : 'f');
+  } else if (const auto values = attributes.get<ffi::Span<const int64_t>>(*it);
+             values.has_value()) {
+    key('a'), key(Dims(values->begin(), values->size()));
+  } else {
+    key('?');  // of a type that no attribute of ours has: refused, or not read
   }
+}
 
-  const std::string& text() const { return text_; }
-
- private:
-  void Add(int64_t value) { text_.append(reinterpret_cast<const char*>(&value), sizeof(value)); }
-  void Add(std::string_view value) {
-    Add(static_cast<int64_t>(value.size()));
-    text_ += value;
+// Of all that a call says besides its data: device, attributes, types and shapes.
+inline Key KeyOf(int device, ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+                 const std::vector<Buffer>& results) {
+  Key key;
+  key(device);
+  for (auto it = attributes.begin(); it != attributes.end(); ++it) Add(attributes, it, key);
+  for (const auto* buffers : {&operands, &results}) {
+    key(static_cast<int64_t>(buffers->size()));
+    for (const Buffer& buffer : *buffers)
+      key(static_cast<int64_t>(buffer.dtype)), key(buffer.shape);
   }
-  void Add(Dims values) {
-    Add(static_cast<int64_t>(values.size()));
-    text_.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
-  }
-
-  // Its name, a letter for its type, and its value.
-  void AddAttribute(ffi::Dictionary attributes, const ffi::Dictionary::Iterator& it) {
-    Add(*it);
-    if (attributes.isa<std::string_view>(it)) {
-      text_ += 's';
-      Add(*attributes.get<std::string_view>(*it));
-    } else if (attributes.isa<bool>(it)) {
-      text_ += *attributes.get<bool>(*it) ? 't' : 'f';
-    } else if (const auto values = attributes.get<ffi::Span<const int64_t>>(*it);
-               values.has_value()) {
-      text_ += 'a';
-      Add(Dims(values->begin(), values->size()));
-    } else {
-      text_ += '?';  // of a type that no attribute of ours has: refused, or not read
-    }
-  }
-
-  std::string text_;
-};
+  return key;
+}
 
 // Which buffer of a product each operand and result is.
 struct Slots {
@@ -90,45 +67,22 @@ struct Slots {
   }
 };
 
-// The calls that were checked, each with what it takes to run it.
-template <class KnownCall>
-class KnownCalls {
- public:
-  // Finds the call of such arguments on the current device, or has `check` make it. It lives as
-  // long as the process.
-  //   check  a status, given all arguments and a KnownCall to fill
-  template <class Check>
-  Status FindOrCheck(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
-                     const std::vector<Buffer>& results, Check check, const KnownCall*& known) {
-    int device = 0;
-    JAXFP8_RETURN_IF_ERROR(CudaError(cudaGetDevice(&device), "cudaGetDevice"));
-    const CallKey key(device, attributes, operands, results);
-    known = Find(key.text());
-    if (known) return {};
-    KnownCall checked;
-    JAXFP8_RETURN_IF_ERROR(check(attributes, operands, results, checked));
-    known = Keep(key.text(), std::move(checked));
-    return {};
-  }
-
- private:
-  const KnownCall* Find(const std::string& key) {
-    const std::shared_lock lock(mutex_);
-    const auto found = calls_.find(key);
-    return found == calls_.end() ? nullptr : found->second.get();
-  }
-
-  // The call kept under a key, which another thread may have kept first.
-  const KnownCall* Keep(const std::string& key, KnownCall call) {
-    const std::unique_lock lock(mutex_);
-    auto& kept = calls_[key];
-    if (!kept) kept = std::make_unique<const KnownCall>(std::move(call));
-    return kept.get();
-  }
-
-  std::shared_mutex mutex_;
-  std::unordered_map<std::string, std::unique_ptr<const KnownCall>> calls_;
-};
+// Finds the checked call of such arguments on the current device, or has `check` make it. It lives
+// as long as the process.
+//   check  a status, given all arguments and a KnownCall to fill
+template <class KnownCall, class Check>
+Status FindCall(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+                const std::vector<Buffer>& results, Check check, const KnownCall*& known) {
+  int device = 0;
+  JAXFP8_RETURN_IF_ERROR(CudaError(cudaGetDevice(&device), "cudaGetDevice"));
+  const Key key = KeyOf(device, attributes, operands, results);
+  auto& calls = Kept<KnownCall>::OfProcess();
+  if ((known = calls.Find(key))) return {};
+  auto checked = std::make_unique<KnownCall>();
+  JAXFP8_RETURN_IF_ERROR(check(attributes, operands, results, *checked));
+  known = calls.Keep(key, std::move(checked));
+  return {};
+}
 
 }  // namespace jaxfp8::cuda
 

@@ -1,7 +1,6 @@
 // The C functions of include/jaxfp8_cuda.h.
 
 #include "common/abi.h"
-#include "cuda/counters.h"
 #include "cuda/cublaslt/api.h"
 #include "cuda/cublaslt/plan_file.h"
 #include "cuda/device.h"
@@ -10,36 +9,13 @@
 #include "include/jaxfp8_cuda.h"
 #include "xla/ffi/api/c_api.h"
 
-namespace jaxfp8::cuda {
-namespace {
-
-bool InRange(int path) { return path >= 0 && path < static_cast<int>(AllPaths().size()); }
-
-}  // namespace
-}  // namespace jaxfp8::cuda
-
 #pragma GCC visibility push(default)
 
 extern "C" {
 
-const char* jaxfp8_version() { return JAXFP8_VERSION; }
-
-void jaxfp8_ffi_api_version(int* major, int* minor) {
-  *major = XLA_FFI_API_MAJOR;
-  *minor = XLA_FFI_API_MINOR;
-}
+JAXFP8_LIBRARY_FUNCTIONS(cuda, jaxfp8::cuda::Calls)
 
 const char* jaxfp8_cuda_architectures() { return JAXFP8_CUDA_ARCHITECTURES; }
-
-int jaxfp8_cuda_kernel_count() { return static_cast<int>(jaxfp8::cuda::AllPaths().size()); }
-
-const char* jaxfp8_cuda_kernel_name(int kernel) {
-  return jaxfp8::cuda::InRange(kernel) ? jaxfp8::cuda::AllPaths()[kernel]->name : "";
-}
-
-uint64_t jaxfp8_cuda_kernel_calls(int kernel) { return jaxfp8::cuda::CallsOf(kernel); }
-
-void jaxfp8_cuda_reset_counters() { jaxfp8::cuda::ResetCalls(); }
 
 void jaxfp8_cuda_set_cublaslt(const char* path) { jaxfp8::cuda::SetCublasLtPath(path ? path : ""); }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/kernel_calls.h"
 #include "common/status.h"
 #include "cuda/path.h"
 
@@ -15,6 +16,8 @@ namespace jaxfp8::cuda {
 
 // All paths, those included that only a call that names them takes.
 const std::vector<const Path*>& AllPaths();
+
+using Calls = KernelCalls<Path, AllPaths>;
 
 // Up to this many rows, `sm80_w8a16`, which reads 8-bit weights as they are stored, is faster than
 // `cublaslt_wide`, which decodes them first. On an H200 with 14336 x 4096 e4m3 weights: 1.6x with

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "common/shapes.h"
-#include "cpu/counters.h"
 #include "cpu/own_threads.h"
 #include "cpu/quantize.h"
 #include "cpu/ragged.h"
@@ -183,11 +182,11 @@ class Fuzz {
     WildData data(wild, random_);
     const Message message(512);
     const std::string kernel = Told(spec);
-    const uint64_t before = CallsOf(IndexOf(kernel));
+    const uint64_t before = Calls::Of(IndexOf(kernel));
     const int status =
         jaxfp8_cpu_scaled_dot(&spec, &data.buffers(), Threads(), message.data(), message.size());
     Expect(status == JAXFP8_OK, "call of " + name + ": " + message.text());
-    Expect(CallsOf(IndexOf(kernel)) == before + 1, name + " is not computed by " + kernel);
+    Expect(Calls::Of(IndexOf(kernel)) == before + 1, name + " is not computed by " + kernel);
     ++computed_;
   }
 

@@ -4,7 +4,6 @@
 
 #include "common/abi.h"
 #include "cpu/axes.h"
-#include "cpu/counters.h"
 #include "cpu/features.h"
 #include "cpu/float_mode.h"
 #include "cpu/own_threads.h"
@@ -22,7 +21,7 @@ std::vector<CompiledKernel> CompiledKernels() {
   return all;
 }
 
-uint64_t CallsOfKernel(int index) { return CallsOf(index); }
+uint64_t CallsOfKernel(int index) { return Calls::Of(index); }
 
 std::string FeaturesHere() { return CpuFeatureNames(); }
 
