@@ -4,6 +4,7 @@
 #define JAXFP8_CUDA_DEVICE_H_
 
 #include <cstddef>
+#include <string>
 
 #include "common/status.h"
 
@@ -18,6 +19,17 @@ struct Device {
   bool may_time = false;     // whether a plan may time candidates on it
   int cublaslt_version = 0;  // from cublasLtGetVersion, such as 130100; 0 without the library
 };
+
+// 90 as "9.0".
+inline std::string CapabilityText(int compute_capability) {
+  return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
+}
+
+// Why a device of another compute capability does not do.
+inline Status NeedsCapability(int needed, const Device& device) {
+  return "it needs compute capability " + CapabilityText(needed) + ", and the device has " +
+         CapabilityText(device.compute_capability);
+}
 
 // Gets the current device, queried once per process and ordinal.
 Status CurrentDevice(Device& device);

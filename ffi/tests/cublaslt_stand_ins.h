@@ -163,8 +163,7 @@ void ForEachOutput(const Slab& s, const Visit& visit) {
 
 // The kernels, by their headers.
 
-Status LaunchPack(const PackRequest& q, const void* values, const float*, const int32_t*,
-                  void* matrix, cudaStream_t) {
+Status LaunchPack(const PackRequest& q, const void* values, void* matrix, cudaStream_t) {
   const bool wide = SizeOf(q.out) == 2;
   for (int64_t b = 0; b < q.lines.batches; ++b) {
     for (int64_t f = 0; f < q.count_padded; ++f) {

@@ -8,20 +8,14 @@
 namespace jaxfp8::cuda {
 namespace {
 
-std::string Version(int compute_capability) {
-  return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
-}
-
 std::string Types(const Problem& problem) {
   return std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
 }
 
 // The requirements that all three paths share.
 Status WhyNotDevice(const Device& device, int compute_capability) {
-  if (device.compute_capability < compute_capability) {
-    return "it needs compute capability " + Version(compute_capability) + ", and the device has " +
-           Version(device.compute_capability);
-  }
+  if (device.compute_capability < compute_capability)
+    return NeedsCapability(compute_capability, device);
   if (device.cublaslt_version == 0) {
     return "it needs libcublasLt.so.13, which was not found; install it with `pip install "
            "\"jax[cuda13]\"`";

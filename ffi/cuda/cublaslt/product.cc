@@ -154,8 +154,7 @@ Status ProductPlan::PackSide(const BoundSide& bound, const Lines& lines, const B
     request.out = bound.type;
     request.count_padded = layout_.Padded(lines.count);
     request.depth_padded = bound.layout.pitch;
-    JAXFP8_RETURN_IF_ERROR(
-        LaunchPack(request, bound.values, nullptr, nullptr, At(buffers, bound.packed_at), stream));
+    JAXFP8_RETURN_IF_ERROR(LaunchPack(request, bound.values, At(buffers, bound.packed_at), stream));
   }
   return bound.layout.copies_scale ? CopyScale(bound, lines, buffers, stream) : Status();
 }

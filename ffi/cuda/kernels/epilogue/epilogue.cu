@@ -18,23 +18,8 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBlockRows = 32, kBlockColumns = 128;  // of a block; a lane takes four columns
 
-// Loads four accumulators as the bits of int32 or float32. Those past the end are 0.
-template <DType kAcc>
-__device__ __forceinline__ void LoadAccumulators(const Epilogue& e, int64_t at, int count,
-                                                 uint32_t (&acc)[4]) {
-  const Bits<kAcc>* from = static_cast<const Bits<kAcc>*>(e.acc) + at;
-  if constexpr (kAcc == DType::kBF16) {
-    uint32_t words[2];
-    LoadRun(from, count, e.alignment, words);
-    acc[0] = words[0] << 16, acc[1] = words[0] & 0xffff0000u;
-    acc[2] = words[1] << 16, acc[3] = words[1] & 0xffff0000u;
-  } else {
-    LoadRun(from, count, e.alignment, acc);
-  }
-}
-
 // The kernel for any layout. A warp takes 128 columns of every eighth row of a tile.
-//   kAcc   type of the accumulators: int32, float32 or bfloat16
+//   kAcc   type of the accumulators: int32 or float32
 //   kZero  there are zero points
 template <DType kAcc, bool kZero>
 __global__ void __launch_bounds__(kThreads) GeneralEpilogue(const Epilogue e) {
@@ -62,7 +47,8 @@ __global__ void __launch_bounds__(kThreads) GeneralEpilogue(const Epilogue e) {
     uint32_t seen = 0;
     if (q.count > 0) {
       uint32_t acc[4];
-      LoadAccumulators<kAcc>(e, start + row * e.acc_row, q.count, acc);
+      LoadRun(static_cast<const uint32_t*>(e.acc) + start + row * e.acc_row, q.count, e.alignment,
+              acc);
       seen = DequantizeAndStore<kAcc, kZero>(e, q, row_params[row], columns, acc);
     }
     largest = max(largest, seen);
@@ -188,8 +174,8 @@ Status LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, co
   if (slab.batches * slab.rows * slab.columns == 0) return {};
   const Epilogue e = MakeEpilogue(problem, request, acc, buffers);
   const bool zeros = HasZeroPoint(request.lhs) || HasZeroPoint(request.rhs);
-  const cudaError_t status = Visit<DType::kS32, DType::kF32, DType::kBF16>(
-      slab.dtype, cudaErrorInvalidValue, [&]<DType kAcc>() {
+  const cudaError_t status =
+      Visit<DType::kS32, DType::kF32>(slab.dtype, cudaErrorInvalidValue, [&]<DType kAcc>() {
         if constexpr (kAcc == DType::kS32) {
           if (zeros) return Launch<kAcc, true>(e, slab.batches, stream);
         }

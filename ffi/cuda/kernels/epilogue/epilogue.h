@@ -20,7 +20,7 @@ namespace jaxfp8::cuda {
 // `batches` batch indices from `batch` on. The accumulator of (b, r, c) is at (b - batch) *
 // batch_stride + (r - row) * row_stride + (c - column), in elements.
 struct Slab {
-  DType dtype = DType::kNone;  // int32, float32 or bfloat16
+  DType dtype = DType::kNone;  // int32 or float32
   int64_t batch = 0, batches = 1;
   int64_t row = 0, rows = 0;
   int64_t column = 0, columns = 0;

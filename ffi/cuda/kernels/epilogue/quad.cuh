@@ -11,7 +11,7 @@ namespace jaxfp8::cuda {
 
 // Dequantizes four accumulators, applies the elementwise epilogue and stores them; returns the
 // largest |y| as bits.
-//   kAcc     type of the accumulators: int32, float32 or bfloat16
+//   kAcc     type of the accumulators: int32 or float32
 //   kZero    there are zero points
 //   columns  its bias is overwritten if the bias varies along the rows
 //   acc      bits of int32 or float32

@@ -31,17 +31,6 @@ inline bool FitsVectorized(const Epilogue& e, DType acc) {
 
 #ifdef __CUDACC__
 
-// Four accumulators, as the bits of float32 or int32.
-template <DType kAcc>
-__device__ __forceinline__ uint4 LoadAccumulators4(const void* acc, int64_t at) {
-  if constexpr (kAcc == DType::kBF16) {
-    const uint2 v = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(acc) + at);
-    return make_uint4(v.x << 16, v.x & 0xffff0000u, v.y << 16, v.y & 0xffff0000u);
-  } else {
-    return *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(acc) + at);
-  }
-}
-
 // The subtraction of zero points from int32 accumulators: there are none, or in 32 or 64 bits.
 enum class ZeroPointMath { kNone, kInt32, kInt64 };
 
@@ -107,12 +96,12 @@ __device__ __forceinline__ bool FitsInt32(const RowMaxima& maxima, int64_t depth
 
 // Loads a batch of accumulators. `start` is the offset of the block's first row and the thread's
 // first column.
-template <DType kAcc>
 __device__ __forceinline__ void LoadBatch(const Epilogue& e, int64_t start, const RowCursor& cursor,
                                           uint4 (&acc)[kRowsInFlight]) {
+  const uint32_t* from = static_cast<const uint32_t*>(e.acc) + start;
 #pragma unroll
   for (int j = 0; j < kRowsInFlight; ++j) {
-    acc[j] = LoadAccumulators4<kAcc>(e.acc, start + cursor.At(j, e.acc_row));
+    acc[j] = *reinterpret_cast<const uint4*>(from + cursor.At(j, e.acc_row));
   }
 }
 
@@ -130,7 +119,7 @@ __device__ __forceinline__ void ShareRowParams(RowParams params, int64_t depth,
 }
 
 // The kernel.
-//   kAcc       type of the accumulators: int32, float32 or bfloat16
+//   kAcc       type of the accumulators: int32 or float32
 //   kZero      there are zero points
 //   log_group  2^log_group threads take a row: 32 to 128
 //   deep       rows of a thread, a multiple of kRowsInFlight
@@ -153,7 +142,7 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
   RowCursor cursor{b, e.row + first_row, e.column + c, line, step, rows - 1};
   const int64_t start = local_b * e.acc_batch + first_row * e.acc_row + c;
   uint4 acc[kRowsInFlight];
-  LoadBatch<kAcc>(e, start, cursor, acc);
+  LoadBatch(e, start, cursor, acc);
   static_assert(kMaxRowsPerBlock <= kVectorThreads);
   const bool has_row = threadIdx.x < rows;
   const int64_t r = first_row + (has_row ? threadIdx.x : 0);
@@ -180,7 +169,7 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
     // The next batch is loaded while this one is finished.
     RowCursor next = cursor;
     next.row += kRowsInFlight * step;
-    if (i < deep) LoadBatch<kAcc>(e, start, next, acc);
+    if (i < deep) LoadBatch(e, start, next, acc);
     largest = max(largest, ApplyToBatch<32>(ew, cursor, valid_rows, columns.bias, y));
     if (i >= deep) break;
     cursor = next;

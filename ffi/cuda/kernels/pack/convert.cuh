@@ -1,7 +1,7 @@
 // The arguments of the packing kernels, and the conversion of one chunk of 16 bytes.
 //
 //   in, registers    8-bit codes or floats of one line, consecutive along K
-//   Converter        copy (and flip signs), or decode - zero_point, * scale, encode
+//   Converter        copy (and flip signs), or decode and encode
 //   out, registers   16 bytes; zeros past the line's end
 
 #ifndef JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
@@ -20,10 +20,7 @@ inline constexpr uint32_t kSignBits = 0x80808080u;
 // The arguments of the kernels. Strides are in elements.
 struct PackArguments {
   const void* values;
-  const float* scale;         // null: not applied
-  const int32_t* zero_point;  // null: not subtracted
   void* matrix;
-  Tiles tiles;
   int64_t side_batch, side_free, side_depth;
   int64_t batch, batches, first, count, depth, count_padded, depth_padded;
   uint32_t sign_flip;  // XORed with every word of codes
@@ -37,9 +34,8 @@ struct Converter {
   static constexpr int kWordsIn = kValues * SizeOf(kIn) / 4;
   static constexpr int kWordsOut = kChunkBytes / 4;
 
-  // Converts the chunk of line f from depth k on. Values from `valid` on become 0.
-  static __device__ __forceinline__ void Convert(const PackArguments& p, int64_t b, int64_t f,
-                                                 int64_t k, int64_t valid,
+  // Converts a chunk. Values from `valid` on become 0.
+  static __device__ __forceinline__ void Convert(const PackArguments& p, int64_t valid,
                                                  const uint32_t (&in)[kWordsIn],
                                                  uint32_t (&out)[kWordsOut]) {
     if constexpr (SizeOf(kOut) == 1) {
@@ -50,7 +46,6 @@ struct Converter {
       float values[kValues];
 #pragma unroll
       for (int i = 0; i < kWordsIn; ++i) DecodeWord<kIn>(in[i], values + i * kPerWord<kIn>);
-      Dequantize(p, b, f, k, values);
 #pragma unroll
       for (int i = 0; i < kValues; ++i) values[i] = i < valid ? values[i] : 0.0f;
 #pragma unroll
@@ -64,25 +59,6 @@ struct Converter {
       const int left = valid - 4 * i;
       if (left <= 0) words[i] = 0;
       if (left > 0 && left < 4) words[i] &= (1u << (8 * left)) - 1;
-    }
-  }
-
-  // An integer minus its zero point is exact in float32 below 2^24.
-  static __device__ __forceinline__ void Dequantize(const PackArguments& p, int64_t b, int64_t f,
-                                                    int64_t k, float (&values)[kValues]) {
-    if (!p.scale && !p.zero_point) return;
-    const bool constant = p.tiles.ConstantAlongDepth();
-    int64_t at = p.tiles.At(b, f, constant ? 0 : k);
-    float scale = p.scale ? p.scale[at] : 1.0f;
-    float zero = p.zero_point ? static_cast<float>(p.zero_point[at]) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      if (!constant && i > 0 && k + i < p.depth) {
-        at = p.tiles.At(b, f, k + i);
-        if (p.scale) scale = p.scale[at];
-        if (p.zero_point) zero = static_cast<float>(p.zero_point[at]);
-      }
-      values[i] = (values[i] - zero) * scale;
     }
   }
 };

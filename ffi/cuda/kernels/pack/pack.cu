@@ -41,10 +41,9 @@ cudaError_t LaunchAs(const PackArguments& p, bool transposed, cudaStream_t strea
 
 template <DType kOut>
 cudaError_t DecodeTo(DType in, const PackArguments& p, bool transposed, cudaStream_t stream) {
-  return Visit<DType::kE4M3, DType::kE5M2, DType::kS8, DType::kU8, DType::kBF16, DType::kF16,
-               DType::kF32>(in, cudaErrorInvalidValue, [&]<DType kIn>() {
-    return LaunchAs<kIn, kOut>(p, transposed, stream);
-  });
+  return Visit<DType::kE4M3, DType::kE5M2, DType::kS8, DType::kU8, kOut>(
+      in, cudaErrorInvalidValue,
+      [&]<DType kIn>() { return LaunchAs<kIn, kOut>(p, transposed, stream); });
 }
 
 Status WhyNot(const PackRequest& r) {
@@ -53,7 +52,9 @@ Status WhyNot(const PackRequest& r) {
   if (raw && r.out != r.side.dtype && !flips) {
     return "pack: 8-bit values can only be copied, or uint8 become int8";
   }
-  if (!raw && !IsWideFloat(r.out)) return "pack: values can only be decoded to a float";
+  if (!raw && !IsEightBit(r.side.dtype) && r.out != r.side.dtype) {
+    return "pack: values of 16 bits can only be copied";
+  }
   if (r.count_padded < r.lines.count || r.depth_padded < r.lines.depth ||
       r.depth_padded * SizeOf(r.out) % kChunkBytes != 0) {
     return "pack: the padded matrix is smaller than the lines, or a row no multiple of 16 bytes";
@@ -66,7 +67,7 @@ Status WhyNot(const PackRequest& r) {
 
 PackArguments MakePackArguments(const PackRequest& r, const void* values, void* matrix) {
   PackArguments p{};
-  p.values = values, p.matrix = matrix, p.tiles = r.side.tiles;
+  p.values = values, p.matrix = matrix;
   p.side_batch = r.side.batch_stride, p.side_free = r.side.free_stride,
   p.side_depth = r.side.depth_stride;
   p.batch = r.lines.batch, p.batches = r.lines.batches, p.first = r.lines.first;
@@ -93,21 +94,18 @@ __global__ void __launch_bounds__(kPackThreads)
 
 }  // namespace
 
-Status LaunchPack(const PackRequest& request, const void* values, const float* scale,
-                  const int32_t* zero_point, void* matrix, cudaStream_t stream) {
+Status LaunchPack(const PackRequest& request, const void* values, void* matrix,
+                  cudaStream_t stream) {
   JAXFP8_RETURN_IF_ERROR(WhyNot(request));
   if (request.lines.batches * request.count_padded * request.depth_padded == 0) return {};
-  PackArguments p = MakePackArguments(request, values, matrix);
-  p.scale = request.apply_scale ? scale : nullptr;
-  p.zero_point = request.subtract_zero_point ? zero_point : nullptr;
+  const PackArguments p = MakePackArguments(request, values, matrix);
   const bool transposed = request.side.IsMnMajor();
   const cudaError_t status =
       SizeOf(request.out) == 1
           ? LaunchAs<DType::kU8, DType::kU8>(p, transposed, stream)
-          : Visit<DType::kBF16, DType::kF16, DType::kF32>(
-                request.out, cudaErrorInvalidValue, [&]<DType kOut>() {
-                  return DecodeTo<kOut>(request.side.dtype, p, transposed, stream);
-                });
+          : Visit<DType::kBF16, DType::kF16>(request.out, cudaErrorInvalidValue, [&]<DType kOut>() {
+              return DecodeTo<kOut>(request.side.dtype, p, transposed, stream);
+            });
   return CudaError(status, "packing an operand");
 }
 

@@ -30,22 +30,20 @@ struct Lines {
 // `out` is one of
 //   the side's own 8-bit dtype           codes are copied
 //   int8 for a uint8 side                each code minus 128
-//   bfloat16, float16 or float32         codes are decoded, the zero point subtracted and the scale
-//                                        applied if asked for, and rounded once, to nearest even
+//   bfloat16 or float16                  8-bit codes are decoded, which is exact; values of the
+//                                        same dtype are copied
 struct PackRequest {
   Side side;
   Lines lines;
   DType out = DType::kNone;
-  bool subtract_zero_point = false;
-  bool apply_scale = false;
   int64_t count_padded = 0;  // rows of the matrix, >= count
   int64_t depth_padded = 0;  // row pitch in elements, >= depth; in bytes a multiple of 16
 };
 
-//   values, scale, zero_point  the side's arrays from their beginning; null if not used
-//   matrix                     16-byte aligned
-Status LaunchPack(const PackRequest& request, const void* values, const float* scale,
-                  const int32_t* zero_point, void* matrix, cudaStream_t stream);
+//   values  the side's array from its beginning
+//   matrix  16-byte aligned
+Status LaunchPack(const PackRequest& request, const void* values, void* matrix,
+                  cudaStream_t stream);
 
 // sums[b * count + f] = the sum along K of line `first + f` of batch index b, of int8 or uint8
 // values. Exact as long as it fits int32.

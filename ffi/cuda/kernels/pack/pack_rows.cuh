@@ -19,19 +19,17 @@ __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) 
   const uint64_t chunks = uint64_t{per_row} * rows * static_cast<uint64_t>(p.batches);
   const uint64_t block = uint64_t{blockIdx.x} * (kPackThreads * kChunksPerThread);
   uint32_t in[kChunksPerThread][Chunk::kWordsIn];
-  int64_t b[kChunksPerThread], f[kChunksPerThread], k[kChunksPerThread], valid[kChunksPerThread];
+  int64_t valid[kChunksPerThread];
 #pragma unroll
   for (int i = 0; i < kChunksPerThread; ++i) {
     const uint64_t chunk = block + i * kPackThreads + threadIdx.x;
     if (chunk >= chunks) break;
     const uint32_t line = static_cast<uint32_t>(chunk) / per_row;  // the host bounds `chunks`
-    k[i] = int64_t{static_cast<uint32_t>(chunk) - line * per_row} * Chunk::kValues;
+    const int64_t k = int64_t{static_cast<uint32_t>(chunk) - line * per_row} * Chunk::kValues;
     const uint32_t batch = p.batches == 1 ? 0 : line / rows;
-    b[i] = p.batch + batch;
-    f[i] = line - batch * rows;
-    valid[i] = f[i] < p.count ? p.depth - k[i] : 0;
-    f[i] += p.first;
-    const int64_t from = b[i] * p.side_batch + f[i] * p.side_free + k[i];
+    const int64_t f = line - batch * rows;
+    valid[i] = f < p.count ? p.depth - k : 0;
+    const int64_t from = (p.batch + batch) * p.side_batch + (p.first + f) * p.side_free + k;
     LoadRun(static_cast<const Bits<kIn>*>(p.values) + (valid[i] > 0 ? from : 0),
             valid[i] > 0 ? valid[i] : 0, p.alignment, in[i]);
   }
@@ -40,7 +38,7 @@ __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) 
     const uint64_t chunk = block + i * kPackThreads + threadIdx.x;
     if (chunk >= chunks) break;
     uint32_t out[Chunk::kWordsOut] = {};
-    if (valid[i] > 0) Chunk::Convert(p, b[i], f[i], k[i], valid[i], in[i], out);
+    if (valid[i] > 0) Chunk::Convert(p, valid[i], in[i], out);
     static_cast<uint4*>(p.matrix)[chunk] = make_uint4(out[0], out[1], out[2], out[3]);
   }
 }

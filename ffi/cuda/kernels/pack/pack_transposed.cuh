@@ -67,9 +67,7 @@ __global__ void __launch_bounds__(kPackThreads) PackTransposed(const PackArgumen
 #pragma unroll
     for (int j = 0; j < Chunk::kWordsIn; ++j) in[j] = tile[PackSharedWord(f, at / 4 + j)];
     const int64_t valid = origin.f + f < p.count ? p.depth - origin.k - at : 0;
-    if (valid > 0) {
-      Chunk::Convert(p, p.batch + origin.b, p.first + origin.f + f, origin.k + at, valid, in, out);
-    }
+    if (valid > 0) Chunk::Convert(p, valid, in, out);
     const int64_t to = (origin.b * p.count_padded + origin.f + f) * p.depth_padded + origin.k + at;
     *reinterpret_cast<uint4*>(matrix + to * SizeOf(kOut)) =
         make_uint4(out[0], out[1], out[2], out[3]);
@@ -98,12 +96,8 @@ __global__ void __launch_bounds__(kPackThreads) PackTransposedWide(const PackArg
   for (int i = threadIdx.x; i < kWideTransposeTile * kWideTransposeTile; i += kPackThreads) {
     const int k = i % kWideTransposeTile, f = i / kWideTransposeTile;
     if (origin.f + f >= p.count_padded || origin.k + k >= p.depth_padded) continue;
-    float value = tile[f][k];
-    if (p.scale && origin.f + f < p.count && origin.k + k < p.depth) {
-      value *= p.scale[p.tiles.At(p.batch + origin.b, p.first + origin.f + f, origin.k + k)];
-    }
     const int64_t line = origin.b * p.count_padded + origin.f + f;
-    matrix[line * p.depth_padded + origin.k + k] = Encode<kOut>(value);
+    matrix[line * p.depth_padded + origin.k + k] = Encode<kOut>(tile[f][k]);
   }
 }
 

@@ -116,7 +116,7 @@ Status TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaSt
     request.side.dtype = p.out, request.side.free_stride = 1, request.side.depth_stride = p.columns;
     request.lines.count = p.columns, request.lines.depth = p.rows;
     request.out = p.out, request.count_padded = p.columns, request.depth_padded = p.rows;
-    return LaunchPack(request, b.codes, nullptr, nullptr, b.codes_transposed, stream);
+    return LaunchPack(request, b.codes, b.codes_transposed, stream);
   }
   QuantizeProblem again = p;
   again.given_scale = true, again.amax = false;

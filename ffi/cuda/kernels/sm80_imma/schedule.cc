@@ -73,11 +73,7 @@ Status WhyNotForm(const Problem& problem) {
 }
 
 Status WhyNot(const Problem& problem, const Device& device) {
-  if (device.compute_capability < 80) {
-    return "it needs compute capability 8.0, and the device has " +
-           std::to_string(device.compute_capability / 10) + "." +
-           std::to_string(device.compute_capability % 10);
-  }
+  if (device.compute_capability < 80) return NeedsCapability(80, device);
   const Problem oriented = WithWeightsOnRight(problem);
   JAXFP8_RETURN_IF_ERROR(WhyNotForm(oriented));
   return WhyNotShared(oriented, device);

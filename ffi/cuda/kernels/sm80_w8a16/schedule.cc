@@ -223,11 +223,7 @@ Status WhyNotForm(const Problem& problem) {
 }
 
 Status WhyNotProblem(const Problem& problem, const Device& device) {
-  if (device.compute_capability < 80) {
-    return "it needs compute capability 8.0, and the device has " +
-           std::to_string(device.compute_capability / 10) + "." +
-           std::to_string(device.compute_capability % 10);
-  }
+  if (device.compute_capability < 80) return NeedsCapability(80, device);
   const int shared = SharedBytes(RowFragmentsFor(problem));
   if (static_cast<int>(device.shared_bytes) < shared) {
     return "it needs " + std::to_string(shared) +
@@ -244,8 +240,7 @@ Status WhyNotJoint(std::span<const Problem> problems, const Device& device) {
   }
   if (device.compute_capability < 90) {
     return "products share a launch from compute capability 9.0 on, and the device has " +
-           std::to_string(device.compute_capability / 10) + "." +
-           std::to_string(device.compute_capability % 10);
+           CapabilityText(device.compute_capability);
   }
   const Problem& first = problems.front();
   for (const Problem& problem : problems) {

@@ -182,8 +182,7 @@ class GemmPlan final : public Plan {
     request.out = operand.side.dtype;
     request.count_padded = operand.lines;
     request.depth_padded = operand.LinePitch();
-    return LaunchPack(request, values, nullptr, nullptr,
-                      static_cast<char*>(buffers.workspace) + operand.at, stream);
+    return LaunchPack(request, values, static_cast<char*>(buffers.workspace) + operand.at, stream);
   }
 
   static Status SumLines(const Operand& operand, const void* values, const Buffers& buffers,

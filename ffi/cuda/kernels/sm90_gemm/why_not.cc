@@ -134,11 +134,7 @@ Status WhyNot(const Problem& problem, const Device& device) {
            std::string(NameOf(problem.lhs.dtype)) + " and " +
            std::string(NameOf(problem.rhs.dtype));
   }
-  if (device.compute_capability != 90) {
-    return "it needs compute capability 9.0, and the device has " +
-           std::to_string(device.compute_capability / 10) + "." +
-           std::to_string(device.compute_capability % 10);
-  }
+  if (device.compute_capability != 90) return NeedsCapability(90, device);
   if (problem.depth == 0) return "there is nothing to sum";
   if (mixed) {
     JAXFP8_RETURN_IF_ERROR(WhyNotWeights(WithWeightsOnLeft(problem)));
