@@ -7,6 +7,7 @@ The C++ twin of these classes is `ffi/common/spec.h`; both keep one field order,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -205,21 +206,20 @@ class ScaledDotSpec:
         del x
         return f"the product of {array(self.lhs)} and {array(self.rhs)}"
 
+    @functools.cached_property
+    def operand_shapes(self) -> dict[str, Shape]:
+        """The operands of the call in order, by name; docs/custom_call.md explains them."""
+        shapes = {"lhs": self.lhs.shape, "rhs": self.rhs.shape}
+        for name, side in (("lhs", self.lhs), ("rhs", self.rhs)):
+            shapes |= {f"{name}_scale": side.scale_shape} if side.scale else {}
+            shapes |= {f"{name}_zero_point": side.scale_shape} if side.zero_point else {}
+            shapes |= {f"{name}_sums": side.sums_shape} if side.sums else {}
+        planes = {name: getattr(self.epilogue, name) for name in ("residual", "bias", "out_scale")}
+        return shapes | {name: shape for name, shape in planes.items() if shape is not None}
+
     def operand_names(self) -> tuple[str, ...]:
-        """The names of the operands of the call, in order; docs/custom_call.md explains them."""
-        epilogue = self.epilogue
-        optional = {
-            "lhs_scale": self.lhs.scale,
-            "lhs_zero_point": self.lhs.zero_point,
-            "lhs_sums": self.lhs.sums,
-            "rhs_scale": self.rhs.scale,
-            "rhs_zero_point": self.rhs.zero_point,
-            "rhs_sums": self.rhs.sums,
-            "residual": epilogue.residual is not None,
-            "bias": epilogue.bias is not None,
-            "out_scale": epilogue.out_scale is not None,
-        }
-        return ("lhs", "rhs", *(name for name, given in optional.items() if given))
+        """The names of the operands of the call, in order."""
+        return tuple(self.operand_shapes)
 
     def rounds(self, name: str) -> bool:
         """Whether the named operand is a scale, rounded to bfloat16 as it is read."""

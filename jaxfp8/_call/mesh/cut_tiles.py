@@ -34,9 +34,8 @@ def factors(spec: ScaledDotSpec) -> Factors | None:
     table = sharded_dot.factors(spec)
     operands = tuple(map(whole, spec.operand_names(), table.operands))
     sizes: dict[str, int] = {}
-    for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
-        for name, size in zip(sharded_dot.side_names(side, free), side.shape, strict=True):
-            sizes[name] = max(size, sizes.get(name, 0))
+    for name, side, axis in sharded_dot.split_axes(spec):
+        sizes[name] = max(side.shape[axis], sizes.get(name, 0))
     return dataclasses.replace(table, operands=operands, pieces=sizes)
 
 

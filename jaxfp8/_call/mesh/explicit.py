@@ -133,10 +133,8 @@ def choose_shards(
       factors: which axes are split together.
       operands, results: types of the arrays.
     """
-    arrays = [
-        _Array.of(aval, names) for aval, names in zip(operands, factors.operands, strict=True)
-    ]
-    outputs = [_Array.of(aval, names) for aval, names in zip(results, factors.results, strict=True)]
+    arrays = list(map(_Array.of, operands, factors.operands))
+    outputs = list(map(_Array.of, results, factors.results))
     shards = Shards(mesh, {})
     for axis in mesh.axis_names:
         wanted = _factors_of(axis, (*arrays, *outputs))
@@ -164,10 +162,8 @@ def bytes_sent(
       all-reduce twice. Unmoved arrays are not listed.
     """
     sent: collections.Counter[str] = collections.Counter()
-    arrays = [
-        _Array.of(aval, names) for aval, names in zip(operands, factors.operands, strict=True)
-    ]
-    outputs = [_Array.of(aval, names) for aval, names in zip(results, factors.results, strict=True)]
+    arrays = list(map(_Array.of, operands, factors.operands))
+    outputs = list(map(_Array.of, results, factors.results))
     scattered = {axis for axes in shards.scattered.values() for axis in axes}
     for axis, devices in shards.mesh.shape.items():
         owner = next((name for name, axes in shards.mesh_axes.items() if axis in axes), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -44,27 +44,12 @@ def factors(spec: ScaledDotSpec) -> Factors:
 
 def names_of(spec: ScaledDotSpec) -> dict[str, Names]:
     """The factor of each axis, by array; None for an axis of one element."""
-    epilogue = spec.epilogue
-    lhs, rhs = side_names(spec.lhs, "m"), side_names(spec.rhs, "n")
+    sides = {"lhs": side_names(spec.lhs, "m"), "rhs": side_names(spec.rhs, "n")}
     batch = tuple(f"b{i}" for i in range(len(spec.batch_shape)))
-    kept = (tuple(n for n in s if n[0] in "mn") for s in (lhs, rhs))
-    out = (*batch, *(name for names in kept for name in names))
-    of = {
-        "lhs": (spec.lhs.shape, lhs),
-        "lhs_scale": (spec.lhs.scale_shape, lhs),
-        "lhs_zero_point": (spec.lhs.scale_shape, lhs),
-        "rhs": (spec.rhs.shape, rhs),
-        "rhs_scale": (spec.rhs.scale_shape, rhs),
-        "rhs_zero_point": (spec.rhs.scale_shape, rhs),
-        "lhs_sums": (spec.lhs.sums_shape, lhs),
-        "rhs_sums": (spec.rhs.sums_shape, rhs),
-        "residual": (epilogue.residual, out),
-        "bias": (epilogue.bias, out),
-        "out_scale": (epilogue.out_scale, out),
-        "out": (spec.out_shape, out),
-    }
+    out = (*batch, *(name for names in sides.values() for name in names if name[0] in "mn"))
     return {
-        name: _where_full(shape, names) for name, (shape, names) in of.items() if shape is not None
+        name: _where_full(shape, sides.get(name.partition("_")[0], out))
+        for name, shape in {**spec.operand_shapes, "out": spec.out_shape}.items()
     }
 
 
@@ -75,6 +60,13 @@ def side_names(side: OperandSpec, free: str) -> tuple[str, ...]:
     return tuple(by_axis[axis] for axis in range(len(side.shape)))
 
 
+def split_axes(spec: ScaledDotSpec) -> Iterator[tuple[str, OperandSpec, int]]:
+    """The axes of both sides, each with its factor and its side."""
+    for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
+        for axis, name in enumerate(side_names(side, free)):
+            yield name, side, axis
+
+
 def _where_full(shape: Shape, names: Names) -> Names:
     return tuple(name if size > 1 else None for size, name in zip(shape, names, strict=True))
 
@@ -83,10 +75,10 @@ def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
     """The number of parts each factor can be cut into: no tile of a scale may be cut."""
     sizes: dict[str, int] = {}
     tiles: dict[str, list[int]] = {}
-    for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
-        for name, size, tile in zip(side_names(side, free), side.shape, side.tiles, strict=True):
-            sizes[name] = max(size, sizes.get(name, 0))
-            tiles.setdefault(name, []).append(tile if tile < size and _has_tiles(side) else 1)
+    for name, side, axis in split_axes(spec):
+        size, tile = side.shape[axis], side.tiles[axis]
+        sizes[name] = max(size, sizes.get(name, 0))
+        tiles.setdefault(name, []).append(tile if tile < size and _has_tiles(side) else 1)
     granules = {name: math.lcm(*tiles[name]) for name in sizes}
     return {n: size // granules[n] if size % granules[n] == 0 else 1 for n, size in sizes.items()}
 
@@ -99,11 +91,11 @@ def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
     """The factors with unequal parts allowed: no tile or amax is of several elements."""
     names: set[str] = set()
     cut: set[str] = set()
-    for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
-        for name, size, tile in zip(side_names(side, free), side.shape, side.tiles, strict=True):
-            names.add(name)
-            if _has_tiles(side) and (1 < tile < size or (name[0] == "k" and tile < size)):
-                cut.add(name)
+    for name, side, axis in split_axes(spec):
+        size, tile = side.shape[axis], side.tiles[axis]
+        names.add(name)
+        if _has_tiles(side) and (1 < tile < size or (name[0] == "k" and tile < size)):
+            cut.add(name)
     if spec.epilogue.amax is not None:
         cut |= {name for name in names if name[0] != "k"}
     if spec.lhs.zero_point and spec.rhs.zero_point:  # zero is no code of zero on either side

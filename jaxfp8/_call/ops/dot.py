@@ -41,17 +41,9 @@ def scaled_dot(
     lhs: jax.Array,
     rhs: jax.Array,
     *,
-    lhs_scale: jax.Array | None = None,
-    lhs_zero_point: jax.Array | None = None,
-    rhs_scale: jax.Array | None = None,
-    rhs_zero_point: jax.Array | None = None,
-    lhs_sums: jax.Array | None = None,
-    rhs_sums: jax.Array | None = None,
-    residual: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    out_scale: jax.Array | None = None,
     kernel: str = "",
     out_sharding: PartitionSpec | None = None,
+    **others: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Binds one scaled dot; `docs/custom_call.md` defines it.
 
@@ -60,32 +52,19 @@ def scaled_dot(
       lhs, rhs: values; FP8 as itself or as uint8. Pass FP8 data as stored, and slice, gather, pad
         or concatenate it as bytes: XLA:CPU copies a parameter to bitcast it, and does those
         operations on FP8 in float16.
-      lhs_scale, rhs_scale: any wide float, one per tile.
-      lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
-      lhs_sums, rhs_sums: int32, the sums of the values over the contracted axes, of size 1 there.
-      residual, bias: any wide float, of the rank of the output, each axis 1 or full.
-      out_scale: float32, likewise.
       kernel: name of the kernel to force, for tests; "" lets the library choose. "int8" computes
         the product in int8 on every platform, as `_call/ops/int8_form` says.
       out_sharding: of the output along explicit mesh axes, as of `jax.lax.dot_general`.
+      **others: the operands that the spec names: lhs_scale and rhs_scale, any wide float, one per
+        tile; lhs_zero_point and rhs_zero_point, int32, int8 or uint8, one per tile; lhs_sums and
+        rhs_sums, int32, the sums of the values over the contracted axes, of size 1 there; residual
+        and bias, any wide float, of the rank of the output, each axis 1 or full; out_scale,
+        float32, likewise.
 
     Returns:
       The output (FP8 as uint8) and the amax, None unless the spec asks for it.
     """
-    given = {
-        "lhs": lhs,
-        "rhs": rhs,
-        "lhs_scale": lhs_scale,
-        "lhs_zero_point": lhs_zero_point,
-        "rhs_scale": rhs_scale,
-        "rhs_zero_point": rhs_zero_point,
-        "lhs_sums": lhs_sums,
-        "rhs_sums": rhs_sums,
-        "residual": residual,
-        "bias": bias,
-        "out_scale": out_scale,
-    }
-    out, *amax = _bind(spec, kernel, given, out_sharding)
+    out, *amax = _bind(spec, kernel, {"lhs": lhs, "rhs": rhs, **others}, out_sharding)
     return out, amax[0] if amax else None
 
 
