@@ -85,20 +85,9 @@ inline Status ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) {
 inline Status ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const ScaledDotSpec& spec,
                           Buffers& to) {
   JAXFP8_RETURN_IF_ERROR(CheckStruct(from, "buffers"));
-  const auto take = [](const void* data) { return const_cast<void*>(data); };
-  to = {take(from->lhs),
-        take(from->rhs),
-        take(from->lhs_scale),
-        take(from->lhs_zero_point),
-        take(from->lhs_sums),
-        take(from->rhs_scale),
-        take(from->rhs_zero_point),
-        take(from->rhs_sums),
-        take(from->residual),
-        take(from->bias),
-        take(from->out_scale),
-        from->out,
-        from->amax};
+#define JAXFP8_READ(name) to.name = const_cast<void*>(static_cast<const void*>(from->name));
+  JAXFP8_BUFFERS(JAXFP8_READ)
+#undef JAXFP8_READ
   return WhyNotBound(spec, to);
 }
 

@@ -14,10 +14,10 @@
 
 namespace jaxfp8 {
 
-inline std::string ShapeText(Dims shape) {
-  std::string text;
-  for (int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "(" + text + ")";
+inline constexpr char kNoWorkspace[] =
+    "the last result is not the workspace, but on CUDA needs to be: a vector of uint8";
+inline bool IsWorkspace(const Buffer& buffer) {
+  return buffer.dtype == DType::kU8 && buffer.shape.size() == 1;
 }
 
 // Takes buffers in order and remembers the first that does not match.
@@ -45,9 +45,8 @@ class BufferTaker {
   // Takes the last one, of any size.
   size_t TakeBytes(void*& to) {
     if (!status_.ok()) return 0;
-    if (next_ + 1 != from_.size() || from_[next_].dtype != DType::kU8 ||
-        from_[next_].shape.size() != 1) {
-      status_ = "the last result is not the workspace, but needs to be: a vector of uint8";
+    if (next_ + 1 != from_.size() || !IsWorkspace(from_[next_])) {
+      status_ = kNoWorkspace;
       return 0;
     }
     to = from_[next_].data;

@@ -8,15 +8,16 @@
 #include "common/sizes.h"
 
 namespace jaxfp8 {
-namespace {
 
-using Shape = std::vector<int64_t>;
-
-std::string Text(Dims shape) {
+std::string ShapeText(Dims shape) {
   std::string out = "(";
   for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
   return out + (shape.size() == 1 ? ",)" : ")");
 }
+
+namespace {
+
+using Shape = std::vector<int64_t>;
 
 std::string Say(const std::string& what, const std::string& got, const std::string& needs) {
   return what + " " + got + ", but needs " + needs;
@@ -64,7 +65,7 @@ class SideCheck {
   Status Sizes() const {
     const auto negative = [](int64_t size) { return size < 0; };
     if (std::none_of(side_.shape.begin(), side_.shape.end(), negative)) return {};
-    return Say(Attribute("shape"), "is " + Text(side_.shape), "sizes of at least 0");
+    return Say(Attribute("shape"), "is " + ShapeText(side_.shape), "sizes of at least 0");
   }
 
   Status Axes() const {
@@ -74,8 +75,8 @@ class SideCheck {
       for (int64_t axis : axes) {
         if (axis < 0 || axis >= rank || used[axis]) {
           return Say(Attribute("contracting") + " and `" + name_ + "_batch`",
-                     "are " + Text(side_.contracting) + " and " + Text(side_.batch),
-                     "different axes of shape " + Text(side_.shape));
+                     "are " + ShapeText(side_.contracting) + " and " + ShapeText(side_.batch),
+                     "different axes of shape " + ShapeText(side_.shape));
         }
         used[axis] = true;
       }
@@ -87,8 +88,8 @@ class SideCheck {
     const bool positive =
         std::all_of(side_.tiles.begin(), side_.tiles.end(), [](int64_t tile) { return tile >= 1; });
     if (side_.tiles.size() == side_.shape.size() && positive) return {};
-    return Say(Attribute("tiles"), "is " + Text(side_.tiles),
-               "one size of at least 1 for each axis of shape " + Text(side_.shape));
+    return Say(Attribute("tiles"), "is " + ShapeText(side_.tiles),
+               "one size of at least 1 for each axis of shape " + ShapeText(side_.shape));
   }
 
   const OperandSpec& side_;
@@ -109,14 +110,14 @@ Status CheckPair(const OperandSpec& lhs, const OperandSpec& rhs) {
     }
     return true;
   };
-  const std::string shapes = "of shapes " + Text(lhs.shape) + " and " + Text(rhs.shape);
+  const std::string shapes = "of shapes " + ShapeText(lhs.shape) + " and " + ShapeText(rhs.shape);
   if (!match(lhs.contracting, rhs.contracting, false)) {
     return Say("contracting axes",
-               Text(lhs.contracting) + " and " + Text(rhs.contracting) + " " + shapes,
+               ShapeText(lhs.contracting) + " and " + ShapeText(rhs.contracting) + " " + shapes,
                "equal sizes in pairs");
   }
   if (!match(lhs.batch, rhs.batch, true)) {
-    return Say("batch axes", Text(lhs.batch) + " and " + Text(rhs.batch) + " " + shapes,
+    return Say("batch axes", ShapeText(lhs.batch) + " and " + ShapeText(rhs.batch) + " " + shapes,
                "equal sizes in pairs, or 1 on one side");
   }
   return {};
@@ -127,8 +128,8 @@ Status CheckPlane(const char* name, bool given, Dims shape, const Shape& out) {
   bool fits = shape.size() == out.size();
   for (size_t i = 0; fits && i < out.size(); ++i) fits = shape[i] == 1 || shape[i] == out[i];
   if (fits) return {};
-  return Say("attribute `" + std::string(name) + "`", "is " + Text(shape),
-             "the rank of the output " + Text(out) + ", each axis 1 or full");
+  return Say("attribute `" + std::string(name) + "`", "is " + ShapeText(shape),
+             "the rank of the output " + ShapeText(out) + ", each axis 1 or full");
 }
 
 Status CheckOutType(const ScaledDotSpec& spec) {
@@ -171,7 +172,7 @@ Status CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
 // Empty axes count as 1, so that strides are bounded too.
 Status CheckSize(const char* name, const char* what, Dims shape, int64_t bytes_each) {
   if (Times(ExtentOf(shape), bytes_each) <= kMaxBytes) return {};
-  return Say("`" + std::string(name) + what + "`", "has shape " + Text(shape),
+  return Say("`" + std::string(name) + what + "`", "has shape " + ShapeText(shape),
              "at most 2^50 bytes where an empty axis counts as 1 and a value as " +
                  std::to_string(bytes_each));
 }
@@ -285,7 +286,7 @@ Status Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given,
     }
     if (wanted[i].type) buffers.*wanted[i].type = type;
     if (!Same(given[i].shape, wanted[i].shape)) {
-      return Say(name, "has shape " + Text(given[i].shape), Text(wanted[i].shape));
+      return Say(name, "has shape " + ShapeText(given[i].shape), ShapeText(wanted[i].shape));
     }
     buffers.*wanted[i].data = given[i].data;
   }
@@ -329,7 +330,7 @@ Status WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {
       const bool empty = std::find(one.shape.begin(), one.shape.end(), 0) != one.shape.end();
       if (buffers.*one.data || empty) continue;
       return Say("`" + std::string(one.name) + "`", "is null",
-                 "the address of " + std::string(one.dtype) + " of shape " + Text(one.shape));
+                 "the address of " + std::string(one.dtype) + " of shape " + ShapeText(one.shape));
     }
   }
   return {};

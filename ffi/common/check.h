@@ -3,6 +3,7 @@
 #ifndef JAXFP8_COMMON_CHECK_H_
 #define JAXFP8_COMMON_CHECK_H_
 
+#include <string>
 #include <vector>
 
 #include "common/dtype.h"
@@ -18,13 +19,20 @@ struct Buffer {
   void* data;
 };
 
+// Such as "(4, 8)" and "(4,)".
+std::string ShapeText(Dims shape);
+
+// The operands and results of a call, each under one name in every struct.
+#define JAXFP8_BUFFERS(V)                                                                      \
+  V(lhs)                                                                                       \
+  V(rhs) V(lhs_scale) V(lhs_zero_point) V(lhs_sums) V(rhs_scale) V(rhs_zero_point) V(rhs_sums) \
+      V(residual) V(bias) V(out_scale) V(out) V(amax)
+
 // The data of a call's operands and results; null where the spec has no array.
 struct Buffers {
-  void *lhs = nullptr, *rhs = nullptr;
-  void *lhs_scale = nullptr, *lhs_zero_point = nullptr, *lhs_sums = nullptr;
-  void *rhs_scale = nullptr, *rhs_zero_point = nullptr, *rhs_sums = nullptr;
-  void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
-  void *out = nullptr, *amax = nullptr;
+#define JAXFP8_POINTER(name) void* name = nullptr;
+  JAXFP8_BUFFERS(JAXFP8_POINTER)
+#undef JAXFP8_POINTER
   DType lhs_scale_type = DType::kF32, lhs_zero_type = DType::kS32;
   DType rhs_scale_type = DType::kF32, rhs_zero_type = DType::kS32;
   DType bias_type = DType::kF32;

@@ -8,17 +8,20 @@
 
 #include "cuda/plans.h"
 #include "cuda/route.h"
-#include "cuda/workspace.h"
 
 namespace jaxfp8::cuda {
 namespace {
 
+Status ReadProblem(const jaxfp8_scaled_dot_spec* spec, Request& request, Problem& problem) {
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
+  return MakeProblem(request, problem);
+}
+
 Status Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability, int cublaslt_version,
                std::string& text) {
   Request request;
-  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Problem problem;
-  JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
+  JAXFP8_RETURN_IF_ERROR(ReadProblem(spec, request, problem));
   const Device device = SmallestDevice(compute_capability, cublaslt_version);
   for (const Choice& choice : Choices(problem, device, request.kernel)) {
     text += (text.empty() ? "" : "\n") + std::string(choice.path->name);
@@ -49,9 +52,8 @@ Status Workspace(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
                  size_t* workspace_bytes) {
   if (!workspace_bytes) return "`workspace_bytes` is null, but needs the address of a size_t";
   Request request;
-  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Problem problem;
-  JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
+  JAXFP8_RETURN_IF_ERROR(ReadProblem(spec, request, problem));
   *workspace_bytes = WorkspaceFor(problem, request.kernel, compute_capability);
   return {};
 }

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "common/buffer_taker.h"
 #include "common/check.h"
 #include "common/xla_call.h"
 #include "cuda/bind.h"
@@ -21,21 +22,14 @@ struct KnownCall {
   Slots slots;
 };
 
-// The workspace is the last result. Memory from XLA's scratch allocator would be reused while a
+// Of the workspace, the last result. Memory from XLA's scratch allocator would be reused while a
 // captured graph still points to it.
-Status CheckWorkspace(const std::vector<Buffer>& results) {
-  if (!results.empty() && results.back().dtype == DType::kU8 && results.back().shape.size() == 1) {
-    return {};
-  }
-  return "the last result is not the workspace, but on CUDA needs to be: a vector of uint8";
-}
-
 size_t BytesOf(const Buffer& workspace) { return static_cast<size_t>(workspace.shape[0]); }
 
 // Checks a call, and finds or makes its plan.
 Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
              const std::vector<Buffer>& all_results, KnownCall& known) {
-  JAXFP8_RETURN_IF_ERROR(CheckWorkspace(all_results));
+  if (all_results.empty() || !IsWorkspace(all_results.back())) return kNoWorkspace;
   const std::vector<Buffer> results(all_results.begin(), all_results.end() - 1);
   Request request;
   JAXFP8_RETURN_IF_ERROR(Read(attributes, request));

@@ -45,7 +45,8 @@ struct Dots {
   // Reads and checks the next dot.
   Status Add(Reader read, const std::vector<Buffer>& given_operands,
              const std::vector<Buffer>& given_results) {
-    ScaledDotSpec spec;
+    Request request;
+    ScaledDotSpec& spec = request.spec;
     Read(read, spec);
     JAXFP8_RETURN_IF_ERROR(read.status());
     JAXFP8_RETURN_IF_ERROR(CheckSpec(spec));
@@ -57,11 +58,9 @@ struct Dots {
     }
     jaxfp8::Buffers buffers;
     JAXFP8_RETURN_IF_ERROR(BindBuffers(spec, own_operands, own_results, Accepts::kScales, buffers));
-    Problem problem;
-    JAXFP8_RETURN_IF_ERROR(MakeProblem(spec, problem));
-    problem.lhs.scale_type = buffers.lhs_scale_type;
-    problem.rhs.scale_type = buffers.rhs_scale_type;
-    problems.push_back(problem);
+    request.lhs_scale_type = buffers.lhs_scale_type;
+    request.rhs_scale_type = buffers.rhs_scale_type;
+    JAXFP8_RETURN_IF_ERROR(MakeProblem(request, problems.emplace_back()));
     slots.push_back(own);
     return {};
   }

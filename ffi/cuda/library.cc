@@ -3,7 +3,6 @@
 #include "common/abi.h"
 #include "cuda/cublaslt/api.h"
 #include "cuda/cublaslt/plan_file.h"
-#include "cuda/device.h"
 #include "cuda/plans.h"
 #include "cuda/route.h"
 #include "include/jaxfp8_cuda.h"
@@ -31,17 +30,6 @@ void jaxfp8_cuda_allow_timing(int allowed) { jaxfp8::cuda::AllowTiming(allowed !
 int jaxfp8_cuda_set_plan_file(const char* path, char* text, size_t size) {
   const jaxfp8::Status status = jaxfp8::cuda::SetPlanFile(path ? path : "");
   jaxfp8::WriteText(status.message(), text, size);
-  return status.ok();
-}
-
-int jaxfp8_cuda_device(int* ordinal, int* compute_capability, int* multiprocessors, char* text,
-                       size_t size) {
-  jaxfp8::cuda::Device device;
-  const jaxfp8::Status status = jaxfp8::cuda::CurrentDevice(device);
-  jaxfp8::WriteText(status.message(), text, size);
-  *ordinal = device.ordinal;
-  *compute_capability = device.compute_capability;
-  *multiprocessors = device.multiprocessors;
   return status.ok();
 }
 

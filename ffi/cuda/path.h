@@ -29,6 +29,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "common/status.h"
 #include "cuda/device.h"
@@ -70,7 +71,11 @@ struct Path {
   V(kSm80Imma, "sm80_imma")
 
 // "`what` failed: cudaErrorInvalidValue (invalid argument)", or success.
-Status CudaError(cudaError_t status, const char* what);
+inline Status CudaError(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return {};
+  return "`" + std::string(what) + "` failed: " + cudaGetErrorName(status) + " (" +
+         cudaGetErrorString(status) + ")";
+}
 
 }  // namespace jaxfp8::cuda
 

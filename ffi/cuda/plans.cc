@@ -38,9 +38,7 @@ std::atomic<bool> timing_allowed = true;
 // algorithm, the next one is tried, unless a path was asked for by name.
 Status MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
                 Planned& planned) {
-  JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, planned.problem));
-  planned.problem.lhs.scale_type = request.lhs_scale_type;
-  planned.problem.rhs.scale_type = request.rhs_scale_type;
+  JAXFP8_RETURN_IF_ERROR(MakeProblem(request, planned.problem));
   const Route route = RouteTo(planned.problem, device, request.kernel);
   if (!route.path) return route.reason;
   const bool named = !request.kernel.empty();
@@ -82,19 +80,9 @@ Status FindPlan(const Request& request, size_t workspace_bytes, const Planned*& 
 
 Buffers DeviceBuffers(const jaxfp8::Buffers& from) {
   Buffers buffers;
-  buffers.lhs = from.lhs;
-  buffers.rhs = from.rhs;
-  buffers.lhs_scale = static_cast<const float*>(from.lhs_scale);
-  buffers.lhs_zero_point = static_cast<const int32_t*>(from.lhs_zero_point);
-  buffers.rhs_scale = static_cast<const float*>(from.rhs_scale);
-  buffers.rhs_zero_point = static_cast<const int32_t*>(from.rhs_zero_point);
-  buffers.lhs_sums = static_cast<const int32_t*>(from.lhs_sums);
-  buffers.rhs_sums = static_cast<const int32_t*>(from.rhs_sums);
-  buffers.residual = from.residual;
-  buffers.bias = static_cast<const float*>(from.bias);
-  buffers.out_scale = static_cast<const float*>(from.out_scale);
-  buffers.out = from.out;
-  buffers.amax = static_cast<float*>(from.amax);
+#define JAXFP8_TYPED(name) buffers.name = static_cast<decltype(buffers.name)>(from.name);
+  JAXFP8_BUFFERS(JAXFP8_TYPED)
+#undef JAXFP8_TYPED
   return buffers;
 }
 

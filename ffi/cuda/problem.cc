@@ -149,13 +149,16 @@ struct PlaneMaker {
 
 }  // namespace
 
-Status MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
+Status MakeProblem(const Request& request, Problem& problem) {
+  const ScaledDotSpec& spec = request.spec;
   Places left, right;
   JAXFP8_RETURN_IF_ERROR(Find(spec.lhs, "lhs", left));
   JAXFP8_RETURN_IF_ERROR(Find(spec.rhs, "rhs", right));
   const Batch batch = BatchOf(spec);
   JAXFP8_RETURN_IF_ERROR(MakeSide(spec.lhs, "lhs", left, batch, problem.lhs));
   JAXFP8_RETURN_IF_ERROR(MakeSide(spec.rhs, "rhs", right, batch, problem.rhs));
+  problem.lhs.scale_type = request.lhs_scale_type;
+  problem.rhs.scale_type = request.rhs_scale_type;
   problem.batch = batch.outer * batch.inner;
   const bool jumps = !problem.lhs.HasOneBatchStride() || !problem.rhs.HasOneBatchStride();
   problem.inner_batch = jumps ? batch.inner : 1;

@@ -126,7 +126,7 @@ inline bool GroupsRows(const Problem& problem) {
 }
 
 // Makes the problem of a spec that `CheckSpec` has accepted. Fails if it is not canonical.
-Status MakeProblem(const ScaledDotSpec& spec, Problem& problem);
+Status MakeProblem(const Request& request, Problem& problem);
 
 // The same product with its sides exchanged: out^T = rhs^T lhs^T.
 Problem Swapped(const Problem& problem);

@@ -3,6 +3,7 @@
 #ifndef JAXFP8_CUDA_ROUTE_H_
 #define JAXFP8_CUDA_ROUTE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -66,6 +67,11 @@ struct Route {
 
 // The best path for the problem on the device, or the one called `name`, or for kInInt8.
 Route RouteTo(const Problem& problem, const Device& device, std::string_view name);
+
+// Bytes of workspace with which the path of the problem, or the one called `kernel`, is as fast as
+// it can be on devices of a compute capability (10 * major + minor), or on any device (0). Plans
+// also work with less.
+size_t WorkspaceFor(const Problem& problem, std::string_view kernel, int compute_capability);
 
 // The smallest device of a compute capability, for routes without a GPU.
 Device SmallestDevice(int compute_capability, int cublaslt_version);

@@ -1,4 +1,4 @@
-#include "cuda/workspace.h"
+// How much scratch memory a call should bring.
 
 #include <algorithm>
 

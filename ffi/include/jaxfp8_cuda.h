@@ -51,11 +51,6 @@ void jaxfp8_cuda_allow_timing(int allowed);
  * after writing the error. */
 int jaxfp8_cuda_set_plan_file(const char* path, char* text, size_t size);
 
-/* Gets properties of the current device; compute_capability is 10 * major + minor. Returns 1;
- * without a GPU writes the reason and returns 0. */
-int jaxfp8_cuda_device(int* ordinal, int* compute_capability, int* multiprocessors, char* text,
-                       size_t size);
-
 #ifdef __cplusplus
 }
 #endif

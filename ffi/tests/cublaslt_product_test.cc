@@ -413,7 +413,7 @@ int main() {
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F] > 0, "vectors of scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F] > 0, "1 x 128 scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F] > 0, "128 x 128 scales");
-  Expect((encoded > 0) == kLibraryQuantizesOutput, "FP8 outputs by the library");
+  Expect(encoded > 0, "FP8 outputs by the library");
   Expect(accumulated > 0 && added > 0 && batched > 0 && transposed > 0,
          "pieces of K, residuals by the library, batches per call, MN-major sides in place");
   return jaxfp8::tests::Report("cublaslt product");

@@ -16,7 +16,6 @@
 #include "common/encode.h"
 #include "cuda/cublaslt/matmul.h"
 #include "cuda/kernels/epilogue/epilogue.h"
-#include "cuda/kernels/epilogue/reciprocal.h"
 #include "cuda/kernels/pack/pack.h"
 #include "tests/expect.h"
 

@@ -36,7 +36,7 @@ Status Make(const Given& given, cuda::Problem& problem) {
   const ScaledDotSpec spec = given.Spec();
   const Status status = CheckSpec(spec);
   Expect(status.ok(), "the spec is sound: " + status.message());
-  return cuda::MakeProblem(spec, problem);
+  return cuda::MakeProblem({spec, ""}, problem);
 }
 
 void CheckStrides() {

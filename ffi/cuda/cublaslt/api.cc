@@ -47,40 +47,14 @@ Status Open(const std::string& given_path, void*& library) {
          (older ? ": this process runs on CUDA 12, and the kernels need CUDA 13" : "");
 }
 
-// Looks functions up and remembers the first missing one.
-class Loader {
- public:
-  explicit Loader(void* library) : library_(library) {}
-
-  template <typename Function>
-  void operator()(const char* name, Function& to) {
-    to = reinterpret_cast<Function>(dlsym(library_, name));
-    if (!to && missing_.empty()) missing_ = name;
-  }
-
-  const std::string& missing() const { return missing_; }
-
- private:
-  void* library_;
-  std::string missing_;
-};
-
 // Returns the name of a missing function, or "".
 std::string Fill(void* library, CublasLt& api) {
-  Loader load(library);
-  load("cublasLtGetVersion", api.GetVersion);
-  load("cublasLtGetStatusName", api.GetStatusName);
-  load("cublasLtCreate", api.Create);
-  load("cublasLtMatmul", api.Matmul);
-  load("cublasLtMatmulAlgoGetHeuristic", api.MatmulAlgoGetHeuristic);
-  load("cublasLtMatmulAlgoCheck", api.MatmulAlgoCheck);
-  load("cublasLtMatmulDescInit_internal", api.MatmulDescInit);
-  load("cublasLtMatmulDescSetAttribute", api.MatmulDescSetAttribute);
-  load("cublasLtMatrixLayoutInit_internal", api.MatrixLayoutInit);
-  load("cublasLtMatrixLayoutSetAttribute", api.MatrixLayoutSetAttribute);
-  load("cublasLtMatmulPreferenceInit_internal", api.MatmulPreferenceInit);
-  load("cublasLtMatmulPreferenceSetAttribute", api.MatmulPreferenceSetAttribute);
-  return load.missing();
+#define JAXFP8_LOAD(name, symbol)                                          \
+  api.name = reinterpret_cast<decltype(&symbol)>(dlsym(library, #symbol)); \
+  if (!api.name) return #symbol;
+  JAXFP8_CUBLASLT(JAXFP8_LOAD)
+#undef JAXFP8_LOAD
+  return "";
 }
 
 // The file a library was loaded from.

@@ -11,20 +11,25 @@
 
 namespace jaxfp8::cuda {
 
-// The functions used, each under its name without the prefix `cublasLt`.
+// The functions used, each by its name without the prefix `cublasLt`, and by that of its symbol.
+#define JAXFP8_CUBLASLT(V)                                       \
+  V(GetVersion, cublasLtGetVersion)                              \
+  V(GetStatusName, cublasLtGetStatusName)                        \
+  V(Create, cublasLtCreate)                                      \
+  V(Matmul, cublasLtMatmul)                                      \
+  V(MatmulAlgoGetHeuristic, cublasLtMatmulAlgoGetHeuristic)      \
+  V(MatmulAlgoCheck, cublasLtMatmulAlgoCheck)                    \
+  V(MatmulDescInit, cublasLtMatmulDescInit_internal)             \
+  V(MatmulDescSetAttribute, cublasLtMatmulDescSetAttribute)      \
+  V(MatrixLayoutInit, cublasLtMatrixLayoutInit_internal)         \
+  V(MatrixLayoutSetAttribute, cublasLtMatrixLayoutSetAttribute)  \
+  V(MatmulPreferenceInit, cublasLtMatmulPreferenceInit_internal) \
+  V(MatmulPreferenceSetAttribute, cublasLtMatmulPreferenceSetAttribute)
+
 struct CublasLt {
-  decltype(&cublasLtGetVersion) GetVersion;
-  decltype(&cublasLtGetStatusName) GetStatusName;
-  decltype(&cublasLtCreate) Create;
-  decltype(&cublasLtMatmul) Matmul;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) MatmulAlgoGetHeuristic;
-  decltype(&cublasLtMatmulAlgoCheck) MatmulAlgoCheck;
-  decltype(&cublasLtMatmulDescInit_internal) MatmulDescInit;
-  decltype(&cublasLtMatmulDescSetAttribute) MatmulDescSetAttribute;
-  decltype(&cublasLtMatrixLayoutInit_internal) MatrixLayoutInit;
-  decltype(&cublasLtMatrixLayoutSetAttribute) MatrixLayoutSetAttribute;
-  decltype(&cublasLtMatmulPreferenceInit_internal) MatmulPreferenceInit;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) MatmulPreferenceSetAttribute;
+#define JAXFP8_FUNCTION(name, symbol) decltype(&symbol) name;
+  JAXFP8_CUBLASLT(JAXFP8_FUNCTION)
+#undef JAXFP8_FUNCTION
 
   int version = 0;   // such as 130100
   std::string path;  // of the file in use

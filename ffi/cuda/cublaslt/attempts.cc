@@ -83,7 +83,7 @@ std::vector<Attempt> Attempts(const Problem& problem, const Device& device) {
     if (hopper && floats && both && FitsBlocks(problem.lhs) && FitsBlocks(problem.rhs)) {
       scalings.push_back(Scaling::kBlocks);
     }
-  } else if (kLibraryQuantizesOutput && floats && whole && LibraryCanQuantize(problem)) {
+  } else if (floats && whole && LibraryCanQuantize(problem)) {
     scalings.push_back(Scaling::kScalar);
   } else if (IsBareIntegerSum(problem) ||
              (LibraryCanFinish(problem) && (!scaled || (floats && whole)))) {

@@ -7,7 +7,6 @@
 #include "cuda/cublaslt/matmul_shape.h"
 #include "cuda/cublaslt/pieces.h"
 #include "cuda/kernels/epilogue/epilogue.h"
-#include "cuda/kernels/epilogue/reciprocal.h"
 #include "cuda/kernels/pack/pack.h"
 
 namespace jaxfp8::cuda {

@@ -173,12 +173,12 @@ JAXFP8_HD void DecodeWord(uint32_t word, float* values) {
   }
 }
 
-// Calls `f.template operator()<type>()` for a dtype known at run time, and returns its result, or
-// `otherwise` for an unlisted dtype.
-template <DType... kTypes, typename Result, typename F>
-Result Visit(DType type, Result otherwise, F&& f) {
+// Calls `f.template operator()<value>()` for a value known at run time, such as a dtype, and
+// returns its result, or `otherwise` for an unlisted value.
+template <auto... kValues, typename Value, typename Result, typename F>
+Result Visit(Value value, Result otherwise, F&& f) {
   Result result = otherwise;
-  (void)((type == kTypes && (result = f.template operator()<kTypes>(), true)) || ...);
+  (void)((value == kValues && (result = f.template operator()<kValues>(), true)) || ...);
   return result;
 }
 

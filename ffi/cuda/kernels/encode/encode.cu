@@ -9,35 +9,21 @@ namespace jaxfp8::cuda {
 namespace {
 
 template <DType kIn, DType kOut, Producer kProducer>
-void Launch(const EncodeProblem& p, const EncodeBuffers& b, cudaStream_t stream) {
+cudaError_t Launch(const EncodeProblem& p, const EncodeBuffers& b, cudaStream_t stream) {
   const unsigned blocks =
       GridSize(TileCount(p.rows, kTransposeTile) * TileCount(p.columns, kTransposeTile));
   EncodeProduced<kIn, kOut, kProducer><<<blocks, kEncodeThreads, 0, stream>>>(p, b);
-}
-
-template <DType kIn, DType kOut>
-cudaError_t LaunchAs(const EncodeProblem& p, const EncodeBuffers& b, cudaStream_t stream) {
-  switch (p.producer) {
-    case Producer::kElementwise:
-      Launch<kIn, kOut, Producer::kElementwise>(p, b, stream);
-      break;
-    case Producer::kRmsNorm:
-      Launch<kIn, kOut, Producer::kRmsNorm>(p, b, stream);
-      break;
-    case Producer::kLayerNorm:
-      Launch<kIn, kOut, Producer::kLayerNorm>(p, b, stream);
-      break;
-    case Producer::kCast:
-      Launch<kIn, kOut, Producer::kCast>(p, b, stream);
-      break;
-  }
   return cudaGetLastError();
 }
 
 cudaError_t Dispatch(const EncodeProblem& p, const EncodeBuffers& b, cudaStream_t stream) {
-  return Visit<DType::kBF16, DType::kF16>(p.in, cudaErrorInvalidValue, [&]<DType kIn>() {
-    return Visit<DType::kE4M3, DType::kE5M2>(p.out, cudaErrorInvalidValue, [&]<DType kOut>() {
-      return LaunchAs<kIn, kOut>(p, b, stream);
+  constexpr cudaError_t kOther = cudaErrorInvalidValue;
+  return Visit<DType::kBF16, DType::kF16>(p.in, kOther, [&]<DType kIn>() {
+    return Visit<DType::kE4M3, DType::kE5M2>(p.out, kOther, [&]<DType kOut>() {
+      return Visit<Producer::kElementwise, Producer::kRmsNorm, Producer::kLayerNorm,
+                   Producer::kCast>(p.producer, kOther, [&]<Producer kProducer>() {
+        return Launch<kIn, kOut, kProducer>(p, b, stream);
+      });
     });
   });
 }

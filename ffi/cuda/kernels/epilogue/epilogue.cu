@@ -6,6 +6,8 @@
 //     registers   ColumnParams of the lane's four columns
 //     shared      RowParams of the 32 rows
 
+#include <cfloat>
+
 #include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/epilogue/quad.cuh"
@@ -165,7 +167,17 @@ cudaError_t Launch(Epilogue e, int64_t batches, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+__global__ void Reciprocal(const float* from, float* to) {
+  const float x = *from, inverse = __frcp_rn(x);
+  *to = isinf(inverse) && x != 0 ? copysignf(FLT_MAX, x) : inverse;
+}
+
 }  // namespace
+
+Status LaunchReciprocal(const float* x, float* inverse, cudaStream_t stream) {
+  Reciprocal<<<1, 1, 0, stream>>>(x, inverse);
+  return CudaError(cudaGetLastError(), "launching `Reciprocal`");
+}
 
 Status LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, const void* acc,
                       const Buffers& buffers, cudaStream_t stream) {

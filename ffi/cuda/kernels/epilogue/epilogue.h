@@ -51,6 +51,10 @@ Status LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, co
 // Clears the amax of the whole problem, if it has one.
 Status ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
 
+// 1 / x on the device: cuBLASLt multiplies by a scale, our definition divides. It is rounded once.
+// If it overflows and x is not 0, it is the largest float, so that 0 times it stays 0.
+Status LaunchReciprocal(const float* x, float* inverse, cudaStream_t stream);
+
 }  // namespace jaxfp8::cuda
 
 #endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_EPILOGUE_H_

@@ -3,7 +3,7 @@
 
 #include "common/shapes.h"
 #include "cuda/kernels/encode/problem.h"
-#include "cuda/kernels/quantize/plan.h"
+#include "cuda/kernels/quantize/quantize.h"
 #include "cuda/kernels/quantize_rows/problem.h"
 
 namespace jaxfp8::cuda {

@@ -1,4 +1,4 @@
-#include "cuda/kernels/quantize/plan.h"
+// Which kernels quantise a matrix, from its sizes alone.
 
 #include "common/shapes.h"
 #include "cuda/kernels/quantize/quantize.h"

@@ -14,7 +14,6 @@
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/pack/pack.h"
 #include "cuda/kernels/quantize/amax.cuh"
-#include "cuda/kernels/quantize/plan.h"
 #include "cuda/kernels/quantize/quantize.h"
 #include "cuda/kernels/quantize/rows.cuh"
 #include "cuda/kernels/quantize/tiles.cuh"

@@ -13,11 +13,26 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "common/quantize.h"
 #include "common/status.h"
 
 namespace jaxfp8::cuda {
+
+inline constexpr int64_t kQuantizeTile = 128;  // rows and columns of a block
+
+inline int64_t RowBytes(const QuantizeProblem& p) { return p.columns * SizeOf(p.in); }
+
+// Whether one scale belongs to the whole tensor, or one to each row.
+bool PerTensor(const QuantizeProblem& p);
+bool PerRow(const QuantizeProblem& p);
+
+// Whether a row stays in registers from its amax to its codes.
+bool RowsInRegisters(const QuantizeProblem& p);
+
+// Whether `FindAmax` runs first.
+bool TwoPasses(const QuantizeProblem& p);
 
 // Why the kernels cannot compute a problem. A scale belongs to a tile of
 // (rows, columns): the tensor, (1, columns): a row, (1, 128) or (128, 128).

@@ -13,7 +13,7 @@
 
 #include "cuda/kernels/common/transpose.cuh"
 #include "cuda/kernels/quantize/chunk.cuh"
-#include "cuda/kernels/quantize/plan.h"
+#include "cuda/kernels/quantize/quantize.h"
 
 namespace jaxfp8::cuda {
 

@@ -33,18 +33,13 @@ cudaError_t LaunchAs(const RowsProblem& p, const RowsBuffers& b, cudaStream_t st
 }
 
 cudaError_t Dispatch(const RowsProblem& p, const RowsBuffers& b, cudaStream_t stream) {
-  return Visit<DType::kBF16, DType::kF16>(p.in, cudaErrorInvalidValue, [&]<DType kIn>() {
-    return Visit<DType::kE4M3, DType::kE5M2, DType::kS8>(
-        p.out, cudaErrorInvalidValue, [&]<DType kOut>() {
-          switch (p.producer) {
-            case Producer::kRmsNorm:
-              return LaunchAs<kIn, kOut, Producer::kRmsNorm>(p, b, stream);
-            case Producer::kLayerNorm:
-              return LaunchAs<kIn, kOut, Producer::kLayerNorm>(p, b, stream);
-            default:
-              return LaunchAs<kIn, kOut, Producer::kElementwise>(p, b, stream);
-          }
-        });
+  constexpr cudaError_t kOther = cudaErrorInvalidValue;
+  return Visit<DType::kBF16, DType::kF16>(p.in, kOther, [&]<DType kIn>() {
+    return Visit<DType::kE4M3, DType::kE5M2, DType::kS8>(p.out, kOther, [&]<DType kOut>() {
+      return Visit<Producer::kElementwise, Producer::kRmsNorm, Producer::kLayerNorm>(
+          p.producer, kOther,
+          [&]<Producer kProducer>() { return LaunchAs<kIn, kOut, kProducer>(p, b, stream); });
+    });
   });
 }
 
