@@ -17,6 +17,7 @@ import pathlib
 import re
 import struct
 import threading
+from typing import Any
 
 import jax
 
@@ -154,53 +155,43 @@ def reset() -> None:
         _found.cache_clear()
 
 
+def _ask(platform: str, function: str, *arguments: Any) -> Any:
+    """What a function of a platform's library returns; None without the library."""
+    library = library_or_none(platform)
+    return library and getattr(library, f"jaxfp8_{platform}_{function}")(*arguments)
+
+
 def kernel_calls(platform: str = "cpu") -> dict[str, int]:
     """The calls of each kernel in this process, by name; {} without a library.
 
     A CUDA graph counts once, when it is captured. A GPU's product left to XLA is not counted;
     `explain` names its kernel "xla".
     """
-    library = library_or_none(platform)
-    if library is None:
-        return {}
-    calls = getattr(library, f"jaxfp8_{platform}_kernel_calls")
-    return {name: calls(i) for i, name in enumerate(kernels(platform))}
+    names = kernels(platform)
+    return {name: _ask(platform, "kernel_calls", i) for i, name in enumerate(names)}
 
 
 def reset_kernel_calls(platform: str = "cpu") -> None:
     """Sets every count of `kernel_calls` to 0."""
-    library = library_or_none(platform)
-    if library is not None:
-        getattr(library, f"jaxfp8_{platform}_reset_counters")()
+    _ask(platform, "reset_counters")
 
 
 def kernels(platform: str) -> tuple[str, ...]:
     """Names of the kernels in a platform's library; () without a library."""
-    library = library_or_none(platform)
-    if library is None:
-        return ()
-    name = getattr(library, f"jaxfp8_{platform}_kernel_name")
-    return tuple(
-        name(i).decode() for i in range(getattr(library, f"jaxfp8_{platform}_kernel_count")())
-    )
+    number = _ask(platform, "kernel_count") or 0
+    return tuple(_ask(platform, "kernel_name", i).decode() for i in range(number))
 
 
 def available_kernels() -> tuple[str, ...]:
     """The kernels this CPU can run, best first; () without a library."""
-    library = library_or_none("cpu")
-    if library is None:
-        return ()
-    return tuple(
-        name for i, name in enumerate(kernels("cpu")) if library.jaxfp8_cpu_kernel_available(i)
-    )
+    pairs = enumerate(kernels("cpu"))
+    return tuple(name for i, name in pairs if _ask("cpu", "kernel_available", i))
 
 
 def cpu_features() -> str:
     """The instruction sets detected by the library, separated by spaces."""
-    library = library_or_none("cpu")
-    if library is None:
-        return ""
-    return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
+    names = _ask("cpu", "features")
+    return "" if names is None else names.decode() or "none beyond the portable ones"
 
 
 def peak_products(kind: str, rounds: int) -> int:
@@ -225,8 +216,7 @@ def peak_read(address: int, size: int) -> int:
 
 def cuda_architectures() -> str:
     """The architectures of the CUDA library, such as 90a-real;80-virtual; "" without it."""
-    library = library_or_none("cuda")
-    return "" if library is None else library.jaxfp8_cuda_architectures().decode()
+    return (_ask("cuda", "architectures") or b"").decode()
 
 
 def cublaslt() -> tuple[str, int]:
