@@ -23,10 +23,9 @@ struct Buffer {
 std::string ShapeText(Dims shape);
 
 // The operands and results of a call, each under one name in every struct.
-#define JAXFP8_BUFFERS(V)                                                                      \
-  V(lhs)                                                                                       \
-  V(rhs) V(lhs_scale) V(lhs_zero_point) V(lhs_sums) V(rhs_scale) V(rhs_zero_point) V(rhs_sums) \
-      V(residual) V(bias) V(out_scale) V(out) V(amax)
+#define JAXFP8_OF_SIDE(V, side) V(side) V(side##_scale) V(side##_zero_point) V(side##_sums)
+#define JAXFP8_OF_OUT(V) V(residual) V(bias) V(out_scale) V(out) V(amax)
+#define JAXFP8_BUFFERS(V) JAXFP8_OF_SIDE(V, lhs) JAXFP8_OF_SIDE(V, rhs) JAXFP8_OF_OUT(V)
 
 // The data of a call's operands and results; null where the spec has no array.
 struct Buffers {
