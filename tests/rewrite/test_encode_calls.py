@@ -13,7 +13,6 @@ import jaxfp8.nnx
 from jaxfp8._call.ops.produce_call import quantize_produced_p
 from jaxfp8._call.ops.quantize_call import quantize_p
 from jaxfp8._recipes import training_codes
-from jaxfp8._rewrite.plan import row_calls
 from jaxfp8._value import compat
 
 RECIPE = jaxfp8.DelayedScaling(amax_history_length=4)
@@ -37,7 +36,7 @@ STATES = [state_of(amax) for amax in (0.5, 2.0, 4.0)]
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
     """Programs are rewritten as on a GPU; here the calls are computed by definition."""
-    monkeypatch.setattr(row_calls, "is_for_here", lambda: True)
+    monkeypatch.setattr("jaxfp8._rewrite.plan.decide.platform", lambda: "cuda")
     monkeypatch.setattr(training_codes, "_layout_matters", lambda: True)
 
 

@@ -18,7 +18,6 @@ from jaxfp8._bench import _decoder, _problems
 from jaxfp8._call.gpu import xla_products
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import joint
-from jaxfp8._rewrite.plan import row_calls
 
 pytestmark = pytest.mark.cuda_library
 
@@ -123,7 +122,7 @@ def test_products_of_rows_that_one_call_quantises_are_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Query, key and value, gate and up of two layers. Each has a view of the scale of its own."""
-    monkeypatch.setattr(row_calls, "is_for_here", lambda: True)
+    monkeypatch.setattr("jaxfp8._rewrite.plan.decide.platform", lambda: "cuda")
     sizes = _decoder.MODELS["tiny"]
     layers = [_codes_and_scales(layer) for layer in _decoder.random_layers(sizes, 2)]
 

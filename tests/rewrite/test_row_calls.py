@@ -11,7 +11,6 @@ import quantized
 import jaxfp8
 from jaxfp8._call.ops.produce_call import quantize_produced_p
 from jaxfp8._call.reference.produce_reference import RowScale
-from jaxfp8._rewrite.plan import row_calls
 from jaxfp8._value import compat
 
 K = 64
@@ -25,7 +24,7 @@ GAIN, SHIFT = map(jnp.asarray, rows.vectors(rows.NORMS["layer, rounded"], K, jnp
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
     """Programs are rewritten as on a GPU; here the calls are computed by definition."""
-    monkeypatch.setattr(row_calls, "is_for_here", lambda: True)
+    monkeypatch.setattr("jaxfp8._rewrite.plan.decide.platform", lambda: "cuda")
 
 
 def scale_of(y, highest=448):
@@ -412,5 +411,5 @@ def test_the_gradient_is_that_of_the_function():
 
 
 def test_on_a_cpu_nothing_of_it_is_done(monkeypatch):
-    monkeypatch.setattr(row_calls, "is_for_here", lambda: False)
+    monkeypatch.setattr("jaxfp8._rewrite.plan.decide.platform", lambda: "cpu")
     assert specs_of(lambda x: dot(narrow(rms(x))), X) == []

@@ -24,11 +24,12 @@ from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive.derivatives import Halves, Remake
 from jaxfp8._rewrite.floats import roles as _roles
 from jaxfp8._rewrite.floats.roles import Role
-from jaxfp8._rewrite.ir import emit, graph, wholes
+from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Array, Callers, Equation, Jaxpr, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.plan.body import Body
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.regions import JITS, functions
 from jaxfp8._rewrite.regions.borders import Border
@@ -372,7 +373,7 @@ def _as_written(site: DotSite) -> DotSite:
 
 
 def _settle(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
-    return emit.schedule(outputs, walk.effects, wholes.replacements(walk.wholes, {}), inputs)
+    return Body(walk, outputs, inputs).program({})
 
 
 def _holds_dot(jaxpr: Jaxpr) -> bool:

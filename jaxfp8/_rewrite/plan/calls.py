@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from jaxfp8._call.library import targets
+from jaxfp8._call.ops import lowering, routes
 from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import casts, graph, sides
@@ -49,23 +50,13 @@ class Refusal:
     remedy: str = "leave it to XLA here; there are kernels for cpu and cuda"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CallOptions:
-    """What calls are made for.
+def make(product: Product, amax: Amax | None, compute: str | None) -> Call | Refusal:
+    """The call that computes a product (and an amax), or why there is none.
 
-    Attributes:
-      refusal: why a problem is left as written, or None.
-      compute: None, or "int8": operands are rounded to int8, as by `compute` of `dot_general`.
+    With `compute="int8"` operands are rounded to int8, as by `compute` of `dot_general`.
     """
-
-    refusal: Callable[[ScaledDotSpec], Refusal | None]
-    compute: str | None = None
-
-
-def make(product: Product, amax: Amax | None, options: CallOptions) -> Call | Refusal:
-    """The call that computes a product (and an amax), or why there is none."""
     fused = _fused(product, amax)
-    return Refusal(fused) if isinstance(fused, str) else _of_fused(fused, product, amax, options)
+    return Refusal(fused) if isinstance(fused, str) else _of_fused(fused, product, amax, compute)
 
 
 def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
@@ -85,7 +76,7 @@ def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
 
 
 def _of_fused(
-    fused: FusedDot, product: Product, amax: Amax | None, options: CallOptions
+    fused: FusedDot, product: Product, amax: Amax | None, compute: str | None
 ) -> Call | Refusal:
     of_lhs, of_rhs = fused.scales()
     lhs, lhs_operands = _operand("lhs", fused.dot.lhs, of_lhs)
@@ -94,15 +85,24 @@ def _of_fused(
     dot = fused.dot.site
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
     computed = spec
-    if options.compute is not None:
+    if compute is not None:
         if (objection := int8_compute.why_not(spec)) is not None:
             return Refusal(objection.reason, objection.remedy)
         computed = int8_compute.narrowed(spec)
-    if refusal := options.refusal(computed):
+    if (refusal := _refusal(computed)) is not None:
         return refusal
     op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
     return Call(computed, spec, product, amax, value, _amax(op, amax))
+
+
+def _refusal(spec: ScaledDotSpec) -> Refusal | None:
+    """Why a problem is left as written: no kernel takes it here, or XLA is faster than the one."""
+    platform = targets.platform()
+    if reason := lowering.why_not(spec, platform):
+        return Refusal(reason)
+    slower = routes.slower_than_xla(spec, platform)
+    return None if slower is None else Refusal(*slower)
 
 
 def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:

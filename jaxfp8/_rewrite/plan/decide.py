@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxfp8._call.library import targets
-from jaxfp8._call.ops import joint as call_joint
-from jaxfp8._call.ops import lowering, routes
-from jaxfp8._rewrite.ir import emit, graph, wholes
+from jaxfp8._call.library.targets import platform
+from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
-from jaxfp8._rewrite.plan import encode_calls, encodings, joint, row_calls
-from jaxfp8._rewrite.plan.calls import CallOptions, Refusal
+from jaxfp8._rewrite.plan.body import Body, Pass, Replaced
+from jaxfp8._rewrite.plan.encode_calls import produce_encodings
+from jaxfp8._rewrite.plan.encode_rows import encode_rows
+from jaxfp8._rewrite.plan.joint import join
 from jaxfp8._rewrite.plan.pause import collector_paused
-from jaxfp8._rewrite.plan.resolve import Resolver
+from jaxfp8._rewrite.plan.resolve import call_dots
+from jaxfp8._rewrite.plan.row_calls import produce_rows
 from jaxfp8._rewrite.plan.walk import Settler, Walk
 from jaxfp8._rewrite.regions import opaque
 from jaxfp8._value import compat
-from jaxfp8._value.spec import ScaledDotSpec, is_known
+from jaxfp8._value.spec import is_known
+
+# All passes after the walk in order, each with its platform; "" is any. A pass takes a body and the
+# replacements so far, and returns all replacements.
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("", call_dots),  # dots with their steps become calls
+    ("cpu", encode_rows),  # rows that a call reads are quantised by another call
+    ("cuda", produce_rows),  # the same, and what makes these rows
+    ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call
+    ("", join),  # calls on one input become one launch, if a GPU here has such a kernel
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,40 +93,16 @@ def why_left_alone(jaxpr: graph.Jaxpr) -> tuple[str, str] | None:
 
 
 def settler(compute: str | None = None) -> Settler:
-    """Settles which dots of a walk become calls, and orders what is left to evaluate."""
-    return functools.partial(_resolve, compute)
+    """Settles what becomes of a walk, and orders what is left to evaluate."""
+    return functools.partial(_settle, compute)
 
 
-def _resolve(
+def _settle(
     compute: str | None, walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]
 ) -> Program:
-    refusal = functools.partial(_refusal, targets.platform())
-    options = CallOptions(refusal=refusal, compute=compute)
-    replaced = Resolver(walk, options).resolve(outputs)
-    order = functools.partial(_ordered, walk, outputs, inputs)
-    if not row_calls.is_for_here():
-        return encodings.schedule(walk, replaced, order)
-    with_encodings = functools.partial(encode_calls.schedule, walk, order=order)
-    return row_calls.schedule(walk, replaced, with_encodings)
-
-
-def _refusal(platform: str, spec: ScaledDotSpec) -> Refusal | None:
-    """Why a problem is left as written: no kernel takes it here, or XLA is faster than the one."""
-    if reason := lowering.why_not(spec, platform):
-        return Refusal(reason)
-    slower = routes.slower_than_xla(spec, platform)
-    return None if slower is None else Refusal(*slower)
-
-
-def _ordered(
-    walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value], replaced: Mapping[Value, Value]
-) -> Program:
-    """The program of what is replaced, with products of one input as one op where that pays."""
-    replaced = {**wholes.replacements(walk.wholes, replaced), **replaced}
-    program = emit.schedule(outputs, walk.effects, replaced, inputs)
-    if not call_joint.runs_here():
-        return program
-    joined = joint.replacements(walk, program)
-    if not joined:
-        return program
-    return emit.schedule(outputs, walk.effects, {**replaced, **joined}, inputs)
+    body = Body(walk, outputs, inputs, compute)
+    replaced: Replaced = {}
+    for name, run in PASSES:
+        if name in ("", platform()):
+            replaced = run(body, replaced)
+    return body.program(replaced)

@@ -11,38 +11,36 @@ wait for each other either: each waits for products only through its input.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from jaxfp8._call.ops import joint
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.ir.numbering import Numbering
 from jaxfp8._rewrite.plan import row_scales
-from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._rewrite.plan.body import Body, Replaced
 
 
-def replacements(walk: Walk, program: Program) -> dict[Value, Value]:
-    """For each output of a call that joins others, that of the joint call; told in the dots."""
-    sites = {site.op: site for site in walk.own}
-    for own in walk.own:
-        own.joined = 0  # an earlier order of the program may have had more
-    replaced: dict[Value, Value] = {}
-    for ops in _groups(program):
-        joined = _op(ops)
-        for op, out in zip(ops, joined.outputs, strict=True):
-            replaced[op.outputs[0]] = out
+def join(body: Body, replaced: Replaced) -> Replaced:
+    """The pass that joins calls. The dots are told."""
+    if not joint.runs_here():
+        return replaced
+    sites = {site.op: site for site in body.walk.own}
+    joined: dict[Value, Value] = {}
+    for ops in _groups(body.ops(replaced)):
+        for op, out in zip(ops, _op(ops).outputs, strict=True):
+            joined[op.outputs[0]] = out
             if (site := sites.get(op.params["dot"])) is not None:
                 site.joined = len(ops)
-    return replaced
+    return {**replaced, **joined}
 
 
-def _groups(program: Program) -> Iterator[list[Op]]:
+def _groups(program: Mapping[Op, tuple[Value, ...]]) -> Iterator[list[Op]]:
     """The calls of one launch, two to `joint.MOST` at a time."""
     groups: dict[Hashable, list[Op]] = {}
     behind: set[Value] = set()  # values that wait for a product
     number = Numbering()  # each product has a view of the scale of its own
-    for op, inputs in program.ops:
+    for op, inputs in program.items():
         shared = _shared(op)
         if shared is not None:
             name, alike = shared

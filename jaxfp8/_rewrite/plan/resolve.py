@@ -17,7 +17,8 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite
 from jaxfp8._rewrite.plan import calls, guards
-from jaxfp8._rewrite.plan.calls import Call, CallOptions, Refusal
+from jaxfp8._rewrite.plan.body import Body, Replaced
+from jaxfp8._rewrite.plan.calls import Call, Refusal
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.rules import gathers
 from jaxfp8._value import dtypes
@@ -36,27 +37,35 @@ class Wants:
     maxima: dict[Amax, None] = dataclasses.field(default_factory=dict)
 
 
-class Resolver:
-    """Settles which call each dot of a walk becomes, for given outputs.
+def call_dots(body: Body, replaced: Replaced) -> Replaced:
+    """The pass that puts calls in place of dots."""
+    roots = [*body.outputs, *(v for op in body.walk.effects for v in op.inputs)]
+    return {**replaced, **_Resolver(body.walk, body.compute).resolve(roots)}
+
+
+class _Resolver:
+    """Settles which call each dot of a walk becomes.
 
     Attributes:
       walk: the walk.
-      options: how calls are computed, and which of them are refused.
+      compute: in what products are computed.
       chosen: for each dot the call, None where it stays as it is.
       refused: the maxima that no call gives.
       picked: FP8 arrays that are picked from others, each with itself as it is picked in bytes.
     """
 
-    def __init__(self, walk: Walk, options: CallOptions) -> None:
-        self.walk, self.options = walk, options
+    def __init__(self, walk: Walk, compute: str | None) -> None:
+        self.walk, self.compute = walk, compute
         self.chosen: dict[DotSite, Call | None] = {}
         self.refused: set[Amax] = set()
         self.picked: dict[Value, Value] = {}
         self._calls: dict[tuple[Product, Amax | None], Call | Refusal] = {}
 
-    def resolve(self, outputs: Sequence[Value]) -> dict[Value, Value]:
-        """For each value of a product or maximum that a call gives, the output of the call."""
-        roots = [*outputs, *(v for op in self.walk.effects for v in op.inputs)]
+    def resolve(self, roots: Sequence[Value]) -> Replaced:
+        """For each value of a product or maximum that a call gives, the output of the call.
+
+        The roots are needed in any case.
+        """
         while True:
             wants, replaced, live = self._demand(roots)
             if not [site for site, wanted in wants.items() if self._revise(site, wanted)]:
@@ -73,9 +82,7 @@ class Resolver:
                 self.walk.seen.sites.remove(site)
             elif not site.reason and (call := self.chosen.get(site)) is not None:
                 dot = call.product.dot
-                site.captured = Captured(
-                    call.spec, call.stored, (dot.lhs, dot.rhs), self.options.compute
-                )
+                site.captured = Captured(call.spec, call.stored, (dot.lhs, dot.rhs), self.compute)
 
     def _demand(
         self, roots: Iterable[Value]
@@ -180,7 +187,7 @@ class Resolver:
         """The call for a product, made once; or why there is none."""
         key = (product, amax)
         if key not in self._calls:
-            call = calls.make(product, amax, self.options)
+            call = calls.make(product, amax, self.compute)
             if isinstance(call, Call) and amax is not None and _feeds_itself(call, amax):
                 call = Refusal("its amax is an input of what follows the product")
             if isinstance(call, Call):

@@ -61,46 +61,48 @@ class Row:
         return " and ".join(parts + ["a factor"] * self.has_factor)
 
 
-def elementwise(y: Value, stands: Callable[[Value], bool]) -> Row | None:
+def elementwise(y: Value, in_memory: Callable[[Value], bool]) -> Row | None:
     """The rows as an activation and a factor; `y` itself where there is neither.
 
     Args:
       y: of 16 bits.
-      stands: whether a value is written to memory anyway. None is returned where XLA would fuse
+      in_memory: whether a value is written to memory anyway. None is returned where XLA would fuse
         what is read with what made it.
     """
-    if stands(y):
+    if in_memory(y):
         return Row(x=y)
-    if (found := _activated(y, stands)) is not None:
+    if (found := _activated(y, in_memory)) is not None:
         return Row(x=found[0], activation=found[1])
     op = graph.producer(y, "mul")
     for one, other in () if op is None else (op.inputs, op.inputs[::-1]):
-        if any(v.shape != y.shape or v.dtype != y.dtype for v in (one, other)) or not stands(other):
+        if any(v.shape != y.shape or v.dtype != y.dtype for v in (one, other)) or not in_memory(
+            other
+        ):
             continue
-        if stands(one):
+        if in_memory(one):
             return Row(x=one, others=(other,))
-        if (found := _activated(one, stands)) is not None:
+        if (found := _activated(one, in_memory)) is not None:
             return Row(x=found[0], others=(other,), activation=found[1])
     return None
 
 
-def rounded(y: Value, stands: Callable[[Value], bool]) -> Row | None:
+def rounded(y: Value, in_memory: Callable[[Value], bool]) -> Row | None:
     """The values as the rounding of a float32 array, such as a master weight."""
     op = graph.producer(_reshaped(y), "convert_element_type")
-    if op is None or op.inputs[0].dtype != _FLOAT32 or not stands(op.inputs[0]):
+    if op is None or op.inputs[0].dtype != _FLOAT32 or not in_memory(op.inputs[0]):
         return None
     return Row(x=graph.reshape(op.inputs[0], y.shape))
 
 
-def _activated(value: Value, stands: Callable[[Value], bool]) -> tuple[Value, str] | None:
+def _activated(value: Value, in_memory: Callable[[Value], bool]) -> tuple[Value, str] | None:
     """What a value is an activation of, and its name, if it is one of something of its dtype."""
     last = _unrounded(value, value.dtype)[0].op
     if last is None:
         return None
     if last.name == "max" and 0 in (numbers := [constants.number(v) for v in last.inputs]):
         base = last.inputs[1 - numbers.index(0)]
-        return (base, "relu") if stands(base) and base.dtype == value.dtype else None
-    found = curves.identify(last, _curves(last.outputs[0], stands, {}))
+        return (base, "relu") if in_memory(base) and base.dtype == value.dtype else None
+    found = curves.identify(last, _curves(last.outputs[0], in_memory, {}))
     return found if found and found[0].dtype == value.dtype else None
 
 
@@ -109,16 +111,16 @@ _LONGEST = 24
 
 
 def _curves(
-    value: Value, stands: Callable[[Value], bool], known: dict[Value, curves.Curves]
+    value: Value, in_memory: Callable[[Value], bool], known: dict[Value, curves.Curves]
 ) -> curves.Curves:
     """Samples of a value as a function of the value that it is computed from."""
     if value not in known:
         op = value.op
         known[value] = {}
-        if constants.number(value) is None and stands(value):
+        if constants.number(value) is None and in_memory(value):
             known[value] = {value: curves.GRID}
         elif op is not None and op.eqn is not None and len(known) < _LONGEST:
-            known[value] = curves.extend(op, [_curves(v, stands, known) for v in op.inputs])
+            known[value] = curves.extend(op, [_curves(v, in_memory, known) for v in op.inputs])
     return known[value]
 
 

@@ -1,0 +1,71 @@
+"""A call that makes values and quantises them, on a GPU; it takes the place of all of that.
+
+What something else reads stays as written: it would be made twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxfp8._call.ops.dot import scaled_dot_p
+from jaxfp8._call.ops.produce_call import quantize_produced
+from jaxfp8._call.reference.produce_reference import ProduceSpec
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.plan.body import Body, Replaced
+from jaxfp8._rewrite.plan.row_programs import Row
+from jaxfp8._value.spec import Shape
+
+# What XLA does not fuse with what reads it.
+_IN_MEMORY = ("dot_general", "ragged_dot_general", "conv_general_dilated", scaled_dot_p.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Produced:
+    """A call that makes values and quantises them.
+
+    Attributes:
+      row: how it makes them.
+      replaced: for values of the function, its outputs.
+      swallowed: the op that makes the values. If anything else reads them the call is dropped. None
+        where they are given.
+    """
+
+    row: Row
+    replaced: Replaced
+    swallowed: Op | None
+
+
+def is_in_memory(value: Value) -> bool:
+    """Whether a value is in memory anyway."""
+    return value.op is None or value.op.name in _IN_MEMORY
+
+
+def outputs_of(
+    spec: ProduceSpec, inputs: Sequence[Value], types: Sequence[tuple[Shape, np.dtype]]
+) -> tuple[Value, ...]:
+    """The outputs of a call that computes `spec` of inputs."""
+    run = functools.partial(quantize_produced, spec=spec)
+    op = Op("quantize_produced", tuple(inputs), run, {})
+    op.outputs = tuple(Value(*type_, op, i) for i, type_ in enumerate(types))
+    return op.outputs
+
+
+def unread(body: Body, replaced: Replaced, calls: Iterable[Produced]) -> list[Produced]:
+    """The calls whose values nothing else reads. One call that is dropped may read another's."""
+    kept = list(calls)
+    while kept:
+        ops = body.ops(with_calls(replaced, kept))
+        read = [one for one in kept if one.swallowed in ops]
+        if not read:
+            break
+        kept = [one for one in kept if one not in read]
+    return kept
+
+
+def with_calls(replaced: Replaced, calls: Iterable[Produced]) -> Replaced:
+    """The replacements, and those by calls."""
+    return {**{k: v for one in calls for k, v in one.replaced.items()}, **replaced}
