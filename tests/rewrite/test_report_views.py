@@ -106,7 +106,7 @@ def test_printed_report_fits_the_terminal(width: int, monkeypatch: pytest.Monkey
 
 
 def test_printed_report_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfp8._rewrite.report.text.rich_table", None)
+    monkeypatch.setattr("jaxfp8._rewrite.report.text.rich_console", None)
     monkeypatch.setenv("COLUMNS", "100")
     text = str(jaxfp8.explain(mixed)(*_args()))
     assert "1 of 2 dots on 8-bit data" in text

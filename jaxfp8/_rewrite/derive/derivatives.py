@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero, zero_from_primal
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from jaxfp8._call.library.targets import Target
@@ -132,7 +132,7 @@ class _Rules:
         active = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
         if not active:
             outputs = call(*primals)
-            return outputs, [_zero_tangent(y) for y in outputs]
+            return outputs, [ruled.still(y) for y in outputs]
         if _reaches(self.jaxpr, [self.inputs[i] for i in active], "custom_vjp_call"):
             return self._by_reverse(active, primals, tangents)
         moving = [tangents[i] for i in active]
@@ -143,7 +143,7 @@ class _Rules:
             outputs, residuals = halves.first(*primals)
             floats = halves.second(residuals, *moving)
         others = self._others(primals)
-        return [*outputs, *others], [*self._tangents(floats, outputs), *map(_zero_tangent, others)]
+        return [*outputs, *others], [*self._tangents(floats, outputs), *map(ruled.still, others)]
 
     def _others(self, primals: Sequence[Any]) -> Sequence[Any]:
         """The outputs without a derivative."""
@@ -179,7 +179,7 @@ class _Rules:
         """For a function with a `custom_vjp`: reverse mode alone. In forward mode JAX raises."""
 
         def of_active(*values: Any) -> Sequence[Any]:
-            return self.reverse(*with_active(primals, active, values))
+            return self.reverse(*ruled.merged(primals, active, values))
 
         return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
 
@@ -230,7 +230,7 @@ class _Rules:
         self, active: tuple[int, ...], primals: Sequence[Any], *values: Any
     ) -> tuple[list[Any], list[Any]]:
         """The function of its active inputs: float outputs, and the others."""
-        merged = with_active(primals, active, values)
+        merged = ruled.merged(primals, active, values)
         outs = evaluate(self.jaxpr, dict(zip(self.inputs, merged, strict=True)))
         both = list(zip(outs, self.inexact, strict=True))
         return [o for o, real in both if real], [o for o, real in both if not real]
@@ -244,7 +244,7 @@ class _Rules:
         pairs = list(zip(outputs, self.inexact, strict=True))
         types = [jax.typeof(y) for y, real in pairs if real]
         moved = [compat.of_type(t, aval) for t, aval in zip(floats, types, strict=True)]
-        return self._merge(moved, [_zero_tangent(y) for y, real in pairs if not real])
+        return self._merge(moved, [ruled.still(y) for y, real in pairs if not real])
 
 
 def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Key:
@@ -266,14 +266,6 @@ def is_traced(arrays: Sequence[Any]) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
-def with_active(primals: Sequence[Any], active: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """The primals with other values at the active positions."""
-    merged = list(primals)
-    for i, value in zip(active, values, strict=True):
-        merged[i] = value
-    return merged
-
-
 def evaluate(jaxpr: graph.Jaxpr, env: dict[Any, Any]) -> list[Any]:
     """The outputs of an open jaxpr, with its inputs in `env`.
 
@@ -287,11 +279,6 @@ def evaluate(jaxpr: graph.Jaxpr, env: dict[Any, Any]) -> list[Any]:
         outs = graph.bind(eqn, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
-
-
-def _zero_tangent(output: Any) -> Any:
-    """Zero of the tangent type of an output, with its sharding and mesh axes."""
-    return zero_from_primal(output, symbolic_zeros=True)
 
 
 def _is_inexact(aval: Any) -> bool:

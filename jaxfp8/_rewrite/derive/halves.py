@@ -22,16 +22,16 @@ import jax
 
 from jaxfp8._call.library.targets import Target, deciding_for
 from jaxfp8._rewrite.derive import derivatives
-from jaxfp8._rewrite.derive import parts as _parts
 from jaxfp8._rewrite.derive.derivatives import Flat, Halves, Remake, is_traced
 from jaxfp8._rewrite.derive.linear import Bound
-from jaxfp8._rewrite.derive.parts import Parts
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.parts import Parts
 from jaxfp8._rewrite.plan.decide import settler
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.walk import Walk
-from jaxfp8._value import compat
+from jaxfp8._value import compat, dtypes
 
 Rewrite = Callable[..., Callable[..., Any]]
 
@@ -105,7 +105,7 @@ class _First:
         inputs = graph.inputs_of(jaxpr)
         outputs = walk.program(jaxpr, inputs)
         for i, value in list(enumerate(outputs))[self.number :]:
-            if (parts := _parts.of(walk, value)) is not None:
+            if (parts := _smaller(walk, value)) is not None:
                 self.parts[i] = parts
         whole = [v for i, v in enumerate(outputs) if i not in self.parts]
         program = walk.settle([*whole, *(v for p in self.parts.values() for v in p.values)], inputs)
@@ -154,6 +154,15 @@ class _First:
             wide = compat.laid_out_like(parts.dequantised(rest), aval)
             leaves[at] = wide if leaves[at] is None else _moving_like(wide, leaves[at])
         return jax.tree.unflatten(self.residual_tree, leaves)
+
+
+def _smaller(walk: Walk, value: Value) -> Parts | None:
+    """The parts of dequantised 8-bit data, if they are smaller than the value."""
+    fact = walk.dequantised(value)
+    if fact is None or fact.guards or value.dtype not in dtypes.WIDE_FLOAT:
+        return None
+    parts = Parts(fact, value.dtype)
+    return parts if parts.size < value.size * value.dtype.itemsize else None
 
 
 @jax.custom_jvp

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxfp8._call.library.targets import deciding_for
-from jaxfp8._rewrite.derive import derivatives
+from jaxfp8._rewrite.derive import derivatives, ruled
 from jaxfp8._rewrite.derive.derivatives import Flat, Remake
 from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._rewrite.plan.decide import Decision, decide
@@ -124,7 +124,7 @@ def _jvp(primals: Any, tangents: Any, *, linear: Linear) -> tuple[Any, Any]:
         return bind(linear, *primals), bind(linear, *primals[:number], *moved)
 
     def of_active(*values: Any) -> Sequence[Any]:
-        return linear.function(*derivatives.with_active(primals, active, values))
+        return linear.function(*ruled.merged(primals, active, values))
 
     return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
 

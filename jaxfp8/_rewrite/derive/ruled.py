@@ -89,21 +89,20 @@ def _transpose(cotangents: Sequence[Any], *args: Any, call_jaxpr: Any, rule: Rul
     given = [i for i, ct in enumerate(cotangents) if not isinstance(ct, ad.Zero)]
 
     def of_undefined(*values: Any) -> list[Any]:
-        merged = _merged(args, places, values)
-        outputs = _run(*merged, call_jaxpr=call_jaxpr, rule=rule)
+        outputs = _run(*merged(args, places, values), call_jaxpr=call_jaxpr, rule=rule)
         return [outputs[i] for i in given]
 
     transposed = jax.linear_transpose(of_undefined, *(args[i].aval for i in places))
     outputs = transposed([cotangents[i] for i in given])
-    return _merged([None] * len(args), places, outputs)
+    return merged([None] * len(args), places, outputs)
 
 
-def _merged(items: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
+def merged(items: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
     """The items, with others at some places."""
-    merged = list(items)
+    out = list(items)
     for i, other in zip(places, others, strict=True):
-        merged[i] = other
-    return merged
+        out[i] = other
+    return out
 
 
 # Batching. An output independent of all mapped inputs is not mapped.
@@ -129,21 +128,21 @@ def _batch(
         places = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
 
         def both(primals: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, Any]:
-            still = [_still(x) for x in primals]
-            outputs, moved = rule(primals, _merged(still, places, moving))
+            zeros = [still(x) for x in primals]
+            outputs, moved = rule(primals, merged(zeros, places, moving))
             return outputs, [None if isinstance(t, SymbolicZero) else t for t in moved]
 
         in_axes = (dims, tuple(dims[i] for i in places))
         of_arrays = mapped(both, in_axes=in_axes, out_axes=(out_dims, out_dims))
         outputs, moved = of_arrays(tuple(primals), tuple(tangents[i] for i in places))
         pairs = zip(outputs, moved, strict=True)
-        return outputs, [_still(x) if t is None else t for x, t in pairs]
+        return outputs, [still(x) if t is None else t for x, t in pairs]
 
     return call(mapped(run, in_axes=dims, out_axes=out_dims), of_mapped, args), out_dims
 
 
-def _still(x: Any) -> Any:
-    """The tangent of an array independent of the differentiated inputs."""
+def still(x: Any) -> Any:
+    """The tangent of an array independent of the differentiated inputs: zero, and as `x` lies."""
     return zero_from_primal(x, symbolic_zeros=True)
 
 
@@ -177,7 +176,7 @@ def _with_more_outputs(eqn: Any, known: Any) -> Any:
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         outputs, moved = own(primals, tangents)
         saved = ruled_p.bind(*primals, call_jaxpr=jaxpr, rule=rule)[number:]
-        return [*outputs, *saved], [*moved, *map(_still, saved)]
+        return [*outputs, *saved], [*moved, *map(still, saved)]
 
     return known.replace(primitive=ruled_p, params={"call_jaxpr": jaxpr, "rule": rule})
 

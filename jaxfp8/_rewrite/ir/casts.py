@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxfp8._rewrite.ir.graph import Array, Op, Value, derived, literal, producer
+from jaxfp8._rewrite.ir.graph import Array, Op, Value, behind, derived, inputs, literal, producer
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.picking import bytes_to_pick
 
@@ -64,22 +64,21 @@ def was_spread(value: Value) -> bool:
     XLA rounds the operand of a repeat or a pick. Facts look through these ops, so the rewrite adds
     the rounding.
     """
-    seen: set[Value] = set()
-    todo = [value]
-    while todo:
-        value = todo.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.outer is not None:
-            todo.append(value.outer)
-        elif value.op is not None and value.op.name in (*_MOVES, *_PICKS):
-            op = value.op
-            is_repeat = op.name == "broadcast_in_dim" and value.size > op.inputs[0].size
-            if (is_repeat or op.name in _OPAQUE) and not all(map(_is_stored, op.inputs)):
-                return True
-            todo += op.inputs
-    return False
+    return any(_repeats_or_picks(v) for v in behind([value], _before_moves))
+
+
+def _before_moves(value: Value) -> Sequence[Value]:
+    if value.outer is not None:
+        return (value.outer,)
+    return inputs(value) if value.op is not None and value.op.name in (*_MOVES, *_PICKS) else ()
+
+
+def _repeats_or_picks(value: Value) -> bool:
+    sources, op = _before_moves(value), value.op
+    if value.outer is not None or op is None or not sources:
+        return False
+    is_repeat = op.name == "broadcast_in_dim" and value.size > sources[0].size
+    return (is_repeat or op.name in _OPAQUE) and not all(map(_is_stored, sources))
 
 
 def bitcast(value: Value, dtype: DTypeLike) -> Value:
@@ -200,20 +199,21 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 
 def _is_stored(value: Value) -> bool:
     """Whether the value is an input or a cast, moved at most: no result of 16-bit arithmetic."""
-    seen: set[Value] = set()
-    todo = [value]
-    while todo:
-        value = todo.pop()
-        if value in seen or value.dtype not in _dtypes.SIXTEEN_BIT_FLOATS:
-            continue
-        seen.add(value)
-        if value.outer is not None:
-            todo.append(value.outer)
-        elif value.op is not None and value.op.name in _EXACT:
-            todo += value.op.inputs
-        elif value.op is not None and value.op.name not in ("convert_element_type", "constant"):
-            return False
-    return True
+    return not any(_is_computed(v) for v in behind([value], _before_exact))
+
+
+def _before_exact(value: Value) -> Sequence[Value]:
+    if value.dtype not in _dtypes.SIXTEEN_BIT_FLOATS:
+        return ()
+    if value.outer is not None:
+        return (value.outer,)
+    return inputs(value) if value.op is not None and value.op.name in _EXACT else ()
+
+
+def _is_computed(value: Value) -> bool:
+    is_narrow = value.dtype in _dtypes.SIXTEEN_BIT_FLOATS and value.outer is None
+    known = (*_EXACT, "convert_element_type", "constant")
+    return is_narrow and value.op is not None and value.op.name not in known
 
 
 def undo_rounding(value: Value) -> Value:

@@ -27,6 +27,11 @@ class Factor:
     small: Value
     tiles: Shape
 
+    @property
+    def is_mask(self) -> bool:
+        """Whether it is a mask (`rules/masks`), and no scale."""
+        return self.small.dtype == np.dtype(bool)
+
     def at(self, shape: Shape) -> Factor:
         """The factor broadcast to `shape`, of the same rank; one of rank 0 fits any shape."""
         if not self.tiles and shape:
@@ -40,6 +45,28 @@ class Factor:
     def varying(self) -> Shape:
         """Axes along which the factor is not constant."""
         return tuple(axis for axis, count in enumerate(self.small.shape) if count > 1)
+
+    def placed(self, sources: Sequence[int | None], shape: Shape) -> Factor:
+        """The factor of an array of `shape`, whose axis i is axis `sources[i]` here.
+
+        It is constant along an axis without a source. An axis that is left out has one entry.
+        """
+        kept = [axis for axis in sources if axis is not None]
+        small = self.small
+        if kept != sorted(kept):
+            small = graph.reshape(small, tuple(small.shape[axis] for axis in sorted(kept)))
+            small = graph.transpose(small, tuple(sorted(kept).index(axis) for axis in kept))
+        counts = tuple(1 if axis is None else self.small.shape[axis] for axis in sources)
+        tiles = tuple(
+            max(size, 1) if axis is None else self.tiles[axis]
+            for axis, size in zip(sources, shape, strict=True)
+        )
+        return Factor(graph.reshape(small, counts), tiles)
+
+    def reshaped(self, shape: Shape, new_shape: Shape) -> Factor | None:
+        """The factor after a reshape of its large array; None if a tile would be cut."""
+        tiled = _tiles.reshape(shape, self.tiles, new_shape)
+        return Factor(graph.reshape(self.small, tiled[0]), tiled[1]) if tiled else None
 
     def map_small(self, function: Callable[[Value], Value]) -> Factor:
         """The factor with `function` applied to its small array."""

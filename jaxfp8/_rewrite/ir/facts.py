@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
 
-from jaxfp8._rewrite.ir.factors import Factor, Factors
-from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.fused import FusedDot, ScaledDot
+from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
-from jaxfp8._rewrite.ir.sides import Side, grows_too_fine
-from jaxfp8._rewrite.ir.sites import DotSite
-from jaxfp8._rewrite.ir.steps import Step
 from jaxfp8._value.spec import Shape
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ScaledDot:
-    """A candidate for a scaled dot: its site and its two sides."""
-
-    site: DotSite
-    lhs: Side
-    rhs: Side
-
-    @property
-    def out(self) -> Value:
-        """The output of the dot."""
-        return self.site.op.outputs[0]
-
-    @property
-    def out_shape(self) -> Shape:
-        """The shape of the output of the dot."""
-        return self.out.shape
-
-    def side_of(self, factor: Factor) -> Literal["lhs", "rhs"] | None:
-        """The side with all varying axes of an output factor; None if neither has them."""
-        varying = set(factor.varying())
-        if varying <= set(self.rhs.output):
-            return "rhs"
-        return "lhs" if varying <= set(self.lhs.output) else None
-
-    def side_of_numbers(self, lhs: Factors, rhs: Factors) -> Literal["lhs", "rhs"]:
-        """The 8-bit side to give scalar scales to, next to scales `lhs` and `rhs`.
-
-        The default is the right side. It is the left side if only the right one has a vector of
-        scales: a vector times a number would be one more operation.
-        """
-        if self.lhs.scaled is None or self.rhs.scaled is None:
-            return "lhs" if self.rhs.scaled is None else "rhs"
-        left, right = (
-            any(factor.varying() for factor in factors)
-            for factors in (self.lhs.factors + lhs, self.rhs.factors + rhs)
-        )
-        return "lhs" if right and not left else "rhs"
-
-    def too_fine(self, lhs: Factors, rhs: Factors) -> bool:
-        """Whether further scales of the sides give either side a scale for each element."""
-        return grows_too_fine(self.lhs, lhs) or grows_too_fine(self.rhs, rhs)
+# Fuses a step into a dot; a sentence if it does not fit.
+Step = Callable[[FusedDot], str | None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +22,8 @@ class Product:
       dot: the dot and its operands.
       value: the subject of this fact.
       parent: the product before the last step, or None at the dot itself.
-      step: the last step.
+      step: the last step, as a method of `FusedDot` with its arguments.
+      views: the transposes and reshapes among the steps.
       ready: whether a kernel can stop here. After a clip without its conversion it cannot.
     """
 
@@ -74,6 +31,7 @@ class Product:
     value: Value
     parent: Product | None = None
     step: Step | None = None
+    views: tuple[Op, ...] = ()
     ready: bool = True
 
     def ancestry(self) -> list[Product]:
@@ -85,9 +43,19 @@ class Product:
             product = product.parent
         return out
 
-    def steps(self) -> list[Step]:
-        """The steps from the dot to this value."""
-        return [p.step for p in reversed(self.ancestry()) if p.step is not None]
+    def fused(self, amax_of: Product | None = None) -> FusedDot | str:
+        """The dot with all steps, or a sentence about the step that does not fit.
+
+        Args:
+          amax_of: the step after which the call also gives the amax.
+        """
+        fused = FusedDot(self.dot, self.dot.out.dtype)
+        for part in reversed(self.ancestry()):
+            if part.step is not None and (reason := part.step(fused)) is not None:
+                return reason
+            if part is amax_of:
+                fused.gives_amax = True
+        return fused
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

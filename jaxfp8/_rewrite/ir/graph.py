@@ -12,7 +12,7 @@ import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -320,3 +320,21 @@ def is_reshape(op: Op) -> bool:
 def producer(value: Value, name: str) -> Op | None:
     """The op that made `value`, if its name is `name`."""
     return value.op if value.op is not None and value.op.name == name else None
+
+
+def inputs(value: Value) -> tuple[Value, ...]:
+    """The inputs of the op that made `value`; () if none did."""
+    return () if value.op is None else value.op.inputs
+
+
+def behind(
+    values: Iterable[Value], before: Callable[[Value], Iterable[Value]] = inputs
+) -> Iterator[Value]:
+    """Values and all that they were made of, each once; `before` gives what one was made of."""
+    stack, seen = list(values), set[Value]()
+    while stack:
+        value = stack.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            stack.extend(before(value))

@@ -7,15 +7,22 @@ equation to equation, and uses a fact only to avoid widening 8-bit data.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._rewrite.ir import casts, graph
-from jaxfp8._rewrite.ir.factors import Factor, Factors
+from jaxfp8._rewrite.ir.factors import Factor, Factors, all_moved
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
+
+Part = TypeVar("Part", Value, Factor)
+# A part of a fact after a view; None if it has none.
+Move = Callable[[Part], Part | None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,6 +30,12 @@ class Scales:
     """This value is a product of factors, up to its rounding."""
 
     factors: Factors
+
+    def moved(self, data: Move[Value], factor: Move[Factor]) -> Scales | None:
+        """The fact about a view of the value, of which `factor` makes each factor."""
+        del data
+        factors = all_moved(self.factors, factor)
+        return None if factors is None else Scales(factors)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +65,19 @@ class Scaled:
         """The zero point, if any, and the factors."""
         return self.factors if self.zero_point is None else (self.zero_point, *self.factors)
 
+    def moved(self, data: Move[Value], factor: Move[Factor]) -> Scaled | None:
+        """The fact about a view of the value, of which `data` makes the bytes.
+
+        None if the zero point or a scale cannot be moved.
+        """
+        smalls = all_moved(self.smalls, factor)
+        q = None if smalls is None else data(self.q)
+        if smalls is None or q is None:
+            return None
+        zero = None if self.zero_point is None else smalls[0]
+        scales = smalls if zero is None else smalls[1:]
+        return dataclasses.replace(self, q=q, zero_point=zero, factors=scales)
+
     def scaled(self, factors: Factors) -> Scaled:
         """The fact multiplied by further factors."""
         return dataclasses.replace(self, factors=self.factors + factors)
@@ -60,12 +86,14 @@ class Scaled:
         """The fact with its axes of size 1 broadcast to `shape`."""
         if self.q.shape == shape:
             return self
-        q = graph.derived(
-            "broadcast", lambda q: jnp.broadcast_to(q, shape), [self.q], shape, self.q.dtype
-        )
-        zero = None if self.zero_point is None else self.zero_point.at(shape)
-        factors = tuple(f.at(shape) for f in self.factors)
-        return dataclasses.replace(self, q=q, zero_point=zero, factors=factors)
+
+        def data(q: Value) -> Value:
+            run = functools.partial(jnp.broadcast_to, shape=shape)
+            return graph.derived("broadcast", run, [q], shape, q.dtype)
+
+        fact = self.moved(data, lambda factor: factor.at(shape))
+        assert fact is not None, "every factor broadcasts"
+        return fact
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -41,20 +41,8 @@ class Side:
 
     def from_output(self, factor: Factor) -> Factor:
         """A factor of the output as one of this operand, constant along contracting axes."""
-        kept = [axis for axis in self.output if axis >= 0]
-        small = graph.transpose(_only(factor.small, kept), tuple(np.argsort(np.argsort(kept))))
-        counts = iter(small.shape)
-        shape = tuple(1 if axis < 0 else next(counts) for axis in self.output)
-        tiles = tuple(
-            max(size, 1) if axis < 0 else factor.tiles[axis]
-            for size, axis in zip(self.value.shape, self.output, strict=True)
-        )
-        return Factor(graph.reshape(small, shape), tiles)
-
-
-def _only(small: Value, axes: list[int]) -> Value:
-    """The array without its axes outside `axes`; all of those have size 1."""
-    return graph.reshape(small, tuple(small.shape[axis] for axis in sorted(axes)))
+        sources = [axis if axis >= 0 else None for axis in self.output]
+        return factor.placed(sources, self.value.shape)
 
 
 def shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
@@ -85,14 +73,9 @@ def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
 def across(factor: Factor, giver: Side, taker: Side) -> Factor:
     """A factor along contracting and batch axes, moved to the paired axes of the other side."""
     theirs, ours = taker.contracting + taker.batch, giver.contracting + giver.batch
+    source = dict(zip(theirs, ours, strict=True))
     shape = taker.value.shape
-    axes = [ours[i] for i in np.argsort(theirs)]
-    kept = graph.reshape(factor.small, tuple(factor.small.shape[a] for a in sorted(axes)))
-    moved = graph.transpose(kept, tuple(int(i) for i in np.argsort(np.argsort(axes))))
-    tiles, counts = list(full_tiles(shape)), [1] * len(shape)
-    for axis, source in zip(sorted(theirs), axes, strict=True):
-        tiles[axis], counts[axis] = factor.tiles[source], factor.small.shape[source]
-    return Factor(graph.reshape(moved, tuple(counts)), tuple(tiles))
+    return factor.placed([source.get(axis) for axis in range(len(shape))], shape)
 
 
 def is_elementwise(side: Side, more: Factors = ()) -> bool:
@@ -140,9 +123,7 @@ def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
     inverse = tuple(int(axis) for axis in np.argsort(permutation))
 
     def move(factor: Factor) -> Factor:
-        return Factor(
-            graph.transpose(factor.small, inverse), _tiles.transpose(factor.tiles, inverse)
-        )
+        return factor.placed(inverse, source.shape)
 
     return dataclasses.replace(
         side,

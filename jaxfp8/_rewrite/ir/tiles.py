@@ -103,20 +103,6 @@ def _take(runs: list[tuple[bool, int]], size: int) -> int | None:
     return tile
 
 
-def transpose(tiles: Shape, permutation: Shape) -> Shape:
-    """Tiles after a transpose."""
-    return tuple(tiles[axis] for axis in permutation)
-
-
-def broadcast(shape: Shape, tiles: Shape, new_shape: Shape, axes: Shape) -> Shape:
-    """Tiles after broadcast_in_dim: a new or stretched axis is constant."""
-    new_tiles = [max(size, 1) for size in new_shape]
-    for axis, new_axis in enumerate(axes):
-        if shape[axis] == new_shape[new_axis]:
-            new_tiles[new_axis] = tiles[axis]
-    return tuple(new_tiles)
-
-
 def slice_bounds(
     size: int, tile: int, start: int, limit: int, stride: int
 ) -> tuple[int, ...] | None:

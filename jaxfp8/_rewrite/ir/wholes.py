@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.graph import Op, Value
 
 
@@ -48,16 +49,14 @@ def _is_changed(whole: Whole, replaced: Mapping[Value, Value]) -> bool:
     A rebuilt region has an equation and a `run` of its own. Other added ops have no equation. A
     constant has none either, but is unchanged.
     """
-    stack, seen = list(whole.outputs), set(whole.op.inputs)
-    while stack:
-        value = stack.pop()
-        if value in seen or value.literal is not None:
-            continue
-        seen.add(value)
-        op = value.op
-        if value in replaced or op is None:
-            return True
-        if op.name != "constant" and (op.eqn is None or op.run is not None):
-            return True
-        stack.extend(op.inputs)
-    return False
+
+    def before(value: Value) -> Sequence[Value]:
+        return () if value in whole.op.inputs else graph.inputs(value)
+
+    made = (v for v in graph.behind(whole.outputs, before) if v not in whole.op.inputs)
+    return any(value in replaced or _is_added(value) for value in made if value.literal is None)
+
+
+def _is_added(value: Value) -> bool:
+    op = value.op
+    return op is None or (op.name != "constant" and (op.eqn is None or op.run is not None))

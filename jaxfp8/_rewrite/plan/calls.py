@@ -14,9 +14,9 @@ from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import casts, graph, sides
 from jaxfp8._rewrite.ir.factors import Factors, as_one, on_tiles
 from jaxfp8._rewrite.ir.facts import Amax, Product
+from jaxfp8._rewrite.ir.fused import FusedDot
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.ir.sides import Side
-from jaxfp8._rewrite.rules.fusion import FusedDot, fuse
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
@@ -65,7 +65,7 @@ def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
         return product.dot.site.reason
     if amax is not None and amax.product not in product.ancestry():
         return "the amax is of a later value"
-    fused = fuse(product, amax.product if amax is not None else None)
+    fused = product.fused(None if amax is None else amax.product)
     if isinstance(fused, str):
         return f"an operation after the dot {fused}"
     if not fused.ready:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from jaxfp8._rewrite.ir import casts
+from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir.facts import Amax, Product
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
@@ -199,15 +199,11 @@ class _Resolver:
 def _feeds_itself(call: Call, amax: Amax) -> bool:
     """Whether an operand of the call needs the amax that the call gives."""
     assert call.amax_value is not None and call.amax_value.op is not None
-    stack, seen = list(call.amax_value.op.inputs), {amax.value}
-    while stack:
-        value = stack.pop()
-        if value is amax.value:
-            return True
-        if value not in seen:
-            seen.add(value)
-            stack.extend(value.op.inputs if value.op is not None else ())
-    return False
+
+    def before(value: Value) -> Sequence[Value]:
+        return () if value is amax.value else graph.inputs(value)
+
+    return amax.value in graph.behind(call.amax_value.op.inputs, before)
 
 
 def _gives(call: Call, wants: Wants) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxfp8._call.library import targets
 from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._call.ops.joint import joint_dots_p
+from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.ir.factors import Factors, factor_of
 from jaxfp8._rewrite.ir.facts import Fact, Product
 from jaxfp8._rewrite.ir.graph import (
     Callers,
@@ -23,15 +22,14 @@ from jaxfp8._rewrite.ir.graph import (
     Value,
     Var,
 )
-from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales, storage_bytes
-from jaxfp8._rewrite.ir.sites import DotSite, Seen
-from jaxfp8._rewrite.ir.wholes import Whole
+from jaxfp8._rewrite.ir.parts import Parts
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
+from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (
     OUTPUTS_RULES,
     RULES,
     collectives,
-    early,
     epilogue,
     gathers,
     reach,
@@ -51,6 +49,8 @@ _VIEWS = (
     *("slice", "dynamic_slice", "squeeze", "split", "top_k"),
     *(*gathers.NAMES, *collectives.NAMES),
 )
+# These pick a part of an array.
+_PICKS = ("slice", "dynamic_slice", *gathers.NAMES)
 # Facts that tell of 8-bit data, found or lost.
 _DATA = (Scaled, Lost)
 
@@ -61,76 +61,23 @@ _SMALL = 32
 Settler = Callable[["Walk", Sequence[Value], Sequence[Value]], Program]
 
 
-class Walk:
-    """Facts, dots and effects of one program (a function, or the body of a region).
+class Walk(Context):
+    """Walks one program (a function, or the body of a region).
 
     Attributes:
       settler: makes a program of a walk, here and inside regions.
-      facts: what is known of each value.
       curves: samples of the values that are scalar functions of a product.
-      seen: the dots seen so far, shared with the walks of regions.
       early: for a value that picks rows of a dequantised array, rows picked before dequantising.
-      effects: ops that must run even if nobody reads their outputs.
-      wholes: the calls that were inlined and may stay one operation.
-      own: the dots of this walk, without those of regions inside it.
       results: the outputs of the jaxpr that was walked last.
     """
 
     def __init__(self, settler: Settler, seen: Seen | None = None) -> None:
+        super().__init__(seen)
         self.settler = settler
-        self.facts: dict[Value, Fact] = {}
         self.curves: dict[Value, _curves.Curves] = {}
-        self.seen = Seen() if seen is None else seen
-        self.own: list[DotSite] = []
-        self.effects: list[Op] = []
-        self.wholes: list[Whole] = []
         self.results: list[Value] = []
         self.early: dict[Value, Value] = {}
-        self._implicit: dict[Value, Scaled] = {}
         self._nested: list[Walk] = []
-
-    @property
-    def picks_bytes(self) -> bool:
-        """Whether parts of FP8 arrays are picked as bytes: XLA on the CPU does it in float16."""
-        return targets.platform() == "cpu"
-
-    # What is known about a value
-
-    def fact(self, value: Value) -> Fact | None:
-        """The fact about a value."""
-        return self.facts.get(value)
-
-    def product(self, value: Value) -> Product | None:
-        """The fact about a value that is a product."""
-        fact = self.facts.get(value)
-        return fact if isinstance(fact, Product) else None
-
-    def scaled(self, value: Value) -> Scaled | None:
-        """The 8-bit data behind a value; an 8-bit array is its own."""
-        fact = self.facts.get(value)
-        if isinstance(fact, Scaled):
-            return fact
-        if value.dtype not in dtypes.EIGHT_BIT or value.literal is not None:
-            return None
-        if value not in self._implicit:
-            self._implicit[value] = Scaled(storage_bytes(value), value.dtype, origin=value)
-        return self._implicit[value]
-
-    def dequantised(self, value: Value) -> Scaled | None:
-        """The 8-bit data behind a value of a wider dtype."""
-        fact = self.facts.get(value)
-        wide = value.dtype not in dtypes.EIGHT_BIT
-        return fact if wide and isinstance(fact, Scaled) else None
-
-    def lost(self, value: Value) -> Lost | None:
-        """Where the 8-bit data behind a value was lost."""
-        fact = self.facts.get(value)
-        return fact if isinstance(fact, Lost) else None
-
-    def factors(self, value: Value) -> Factors:
-        """The value as a product of factors; where nothing is known, of itself."""
-        fact = self.facts.get(value)
-        return fact.factors if isinstance(fact, Scales) else (factor_of(value),)
 
     def concerns(self, op: Op) -> bool:
         """Whether 8-bit data goes into a region, or is made in it."""
@@ -139,8 +86,6 @@ class Walk:
         if known or any(map(reach.holds_eight_bit, inner)):
             return True
         return op.name in JITS and all(len(j.eqns) < _SMALL for j in inner)
-
-    # The walk
 
     def program(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Walk a closed jaxpr; `inputs` are its constants, then its arguments."""
@@ -208,17 +153,6 @@ class Walk:
                 remedy = "return the 8-bit array and its scale, and dequantise after it"
                 self._learn(value, lost(op, "returns dequantised values", remedy))
 
-    def see(self, site: DotSite) -> None:
-        """Note a dot of this walk, or count it if it has nothing to do with 8-bit data."""
-        self.seen.see(site)
-        if site.concerned:
-            self.own.append(site)
-
-    def note(self, op: Op) -> None:
-        """Note that there is a new op; those with effects must run."""
-        if op.effectful:
-            self.effects.append(op)
-
     def nested(self) -> Walk:
         """A walk for the inside of a region."""
         inside = Walk(self.settler, self.seen)
@@ -248,7 +182,7 @@ class Walk:
         if fact is not None:
             self._learn(op.outputs[0], fact)
         if isinstance(fact, Scaled):
-            self._pick_early(op)
+            self._pick_early(op, fact)
 
     def _learn(self, value: Value, fact: Fact | None) -> None:
         if isinstance(fact, Product) and value.dtype in dtypes.WIDE_FLOAT:
@@ -258,11 +192,15 @@ class Walk:
         if fact is not None:
             self.facts[value] = fact
 
-    def _pick_early(self, op: Op) -> None:
-        """Pick rows of a dequantised array before dequantising, for readers that are no dots."""
-        value = early.picked(self, op)
-        if value is not None:
-            self.early[op.outputs[0]] = value
+    def _pick_early(self, op: Op, fact: Scaled) -> None:
+        """Pick rows of a dequantised array as bytes, for readers that are no dots.
+
+        An embedding may be the output projection, too. Then nobody reads the wide table.
+        """
+        source, out = op.inputs[0], op.outputs[0]
+        is_part = op.name in _PICKS and out.size < source.size
+        if is_part and out.dtype in dtypes.WIDE_FLOAT and not fact.guards:
+            self.early[out] = graph.laid_out_like(Parts(fact, out.dtype).value, out)
 
     def _activation(self, op: Op) -> Product | None:
         """The product with an activation that the op completes, if it does."""

@@ -15,8 +15,8 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import casts, constants, emit, graph
-from jaxfp8._rewrite.ir.factors import Factor, all_moved
+from jaxfp8._rewrite.ir import casts, constants, emit
+from jaxfp8._rewrite.ir.factors import Factor
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._value import dtypes
@@ -134,17 +134,12 @@ class Border:
         if isinstance(fact, Lost):
             self.inner.facts[inner] = fact
             return
-        factors = all_moved(fact.factors, enter)
-        zero = fact.zero_point if isinstance(fact, Scaled) else None
-        inner_zero = enter(zero) if zero is not None else None
-        if factors is None or (zero is not None and inner_zero is None):
-            return
-        if isinstance(fact, Scales):
-            self.inner.facts[inner] = Scales(factors)
-            return
-        q = self._data(fact.q, inner, how)
-        guards = tuple(self._guard(guard, how) for guard in fact.guards)
-        self.inner.facts[inner] = Scaled(q, fact.dtype, inner_zero, factors, fact.origin, guards)
+        own = fact.moved(lambda q: self._data(q, inner, how), enter)
+        if isinstance(own, Scaled):
+            guards = tuple(self._guard(guard, how) for guard in own.guards)
+            own = dataclasses.replace(own, guards=guards)
+        if own is not None:
+            self.inner.facts[inner] = own
 
     def _data(self, q: Value, inner: Value, how: How) -> Value:
         """The bytes inside. An FP8 array becomes bytes inside, to avoid a copy of the stack."""
@@ -162,12 +157,13 @@ class Border:
 
     def _slice_factor(self, factor: Factor) -> Factor | None:
         """A factor of the stack as one of a slice: sliced too, or whole if all slices share it."""
-        counts, tiles = factor.small.shape[1:], factor.tiles[1:]
-        if factor.small.shape[0] == 1:
-            return Factor(self._link(graph.reshape(factor.small, counts)), tiles)
+        shape = factor.small.shape
+        own = factor.placed(range(1, len(shape)), shape[1:])
+        if shape[0] == 1:
+            return own.map_small(self._link)
         if factor.tiles[0] != 1:
             return None
-        return Factor(self._link(factor.small, counts, "slice"), tiles)
+        return Factor(self._link(factor.small, shape[1:], "slice"), factor.tiles[1:])
 
     def settle(self, outputs: Sequence[Value], *, keep: Sequence[Value] = ()) -> Inside:
         """Settle the inside; inputs in `keep` are passed even if nobody reads them."""

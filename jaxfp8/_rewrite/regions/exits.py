@@ -62,13 +62,8 @@ class Exit:
         """The fact about the value outside."""
         if self.fact is None:
             return None
-        fact, zero = self.fact, self.fact.zero_point
-        return Scaled(
-            self._value(fact.q, given),
-            fact.dtype,
-            None if zero is None else self._factor(zero, given),
-            tuple(self._factor(f, given) for f in fact.factors),
-            fact.origin,
+        return self.fact.moved(
+            lambda q: self._value(q, given), lambda factor: self._factor(factor, given)
         )
 
     def _outer(self, part: Value) -> Value | None:
@@ -92,8 +87,8 @@ class Exit:
         if self.length is None:
             return Factor(value, factor.tiles)
         if factor.small.literal is not None:
-            stacked = graph.reshape(value, (1, *factor.small.shape))
-            return Factor(stacked, (max(self.length, 1), *factor.tiles))
+            own = Factor(value, factor.tiles)
+            return own.placed([None, *range(len(own.tiles))], (self.length, *own.tiles))
         return Factor(value, (1, *factor.tiles))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from jaxfp8._rewrite.report import second_rounding, split
 from jaxfp8._rewrite.report.automatic import Types
 from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site, Stack
 from jaxfp8._rewrite.report.report import Report
-from jaxfp8._rewrite.rules import masks, unserved
+from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
@@ -57,11 +58,9 @@ def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> R
 def _encodings(seen: Seen) -> Iterator[EncodedValue]:
     """The values that are made and encoded in one call."""
     for op, (producer, scales) in seen.encoded.items():
-        place, codes = source.place(op), op.outputs[0]
+        codes = op.outputs[0]
         yield EncodedValue(
-            file=place.file,
-            line=place.line,
-            function=place.function,
+            **_located(op),
             producer=producer,
             dtype=codes.dtype.name,
             shape=codes.shape,
@@ -72,12 +71,10 @@ def _encodings(seen: Seen) -> Iterator[EncodedValue]:
 def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:
     """The FP8 arrays that ops slice, pick from or update."""
     for op, arrays in ops.items():
-        place = source.place(op)
+        located = _located(op)
         for dtype, shape in arrays:
             yield Stack(
-                file=place.file,
-                line=place.line,
-                function=place.function,
+                **located,
                 operation=op.name,
                 dtype=dtype.name,
                 shape=shape,
@@ -86,16 +83,19 @@ def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:
             )
 
 
+def _located(op: Op) -> dict[str, Any]:
+    """The place of an op in the user's code."""
+    place = source.place(op)
+    return {"file": place.file, "line": place.line, "function": place.function}
+
+
 def _row(site: DotSite, types: Types) -> Site:
     place = source.place(site.op)
     spec = None if site.captured is None else site.captured.spec
     is_product = spec is not None or site.terms > 0
     ended_by, ended_at = ("", "") if is_product else _end(site, place)
     return Site(
-        file=place.file,
-        line=place.line,
-        function=place.function,
-        library=place.library,
+        **dataclasses.asdict(place),
         path=source.path(site.op),
         lhs=_operand(site, 0),
         rhs=_operand(site, 1),
@@ -116,12 +116,9 @@ def _row(site: DotSite, types: Types) -> Site:
 
 def _call_row(op: Op, types: Types) -> Site:
     """The row of a scaled dot that the function holds already."""
-    place, spec = source.place(op), op.params["spec"]
+    spec = op.params["spec"]
     return Site(
-        file=place.file,
-        line=place.line,
-        function=place.function,
-        library=place.library,
+        **dataclasses.asdict(source.place(op)),
         path=source.path(op),
         lhs=_operand_of(spec.lhs),
         rhs=_operand_of(spec.rhs),
@@ -273,7 +270,7 @@ def _operand(site: DotSite, index: int) -> Operand:
 
 def _tiles_found(fact: Scaled) -> Shape | None:
     """The finest tiles of the scales before the dot; None without scales."""
-    scales = [f.tiles for f in fact.factors if not masks.is_mask(f)]
+    scales = [f.tiles for f in fact.factors if not f.is_mask]
     return tuple(map(min, zip(*scales, strict=True))) if scales else None
 
 

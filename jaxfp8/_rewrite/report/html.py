@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
 
 from jaxfp8._rewrite.report import rows as _report_rows
 from jaxfp8._rewrite.report.model import Findings
-from jaxfp8._rewrite.report.rows import Row
+from jaxfp8._rewrite.report.rows import Line, Row
 
 _STYLE = """
 .jaxfp8 { --ink: #1c2430; --dim: #667085; --line: #d9dee7; --card: #f5f7fa; --good: #067647;
@@ -40,7 +39,9 @@ _PAGE_STYLE = """
 body { margin: 0; background: Canvas; }
 main { padding: 24px; margin: 0 auto; max-width: 1200px; }
 """
-_HEAD = ("", "where", "product", "becomes, or why not")
+# Kinds of lines that are code, and the styles of others.
+_CODE = ("where", "function", "path", "ended")
+_CLASSES = {"library": "dim", "detail": "dim", "note": "note", "remedy": "note"}
 
 
 def page(report: Findings) -> str:
@@ -57,7 +58,7 @@ def page(report: Findings) -> str:
 def fragment(report: Findings) -> str:
     """The report as one element with its own style."""
     rows = "\n".join(_row(row) for row in _report_rows.rows(report))
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _HEAD)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _report_rows.HEAD)
     table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
     notes = "".join(f'<p class="note">{escape(line)}</p>' for line in _report_rows.footer(report))
     return (
@@ -83,14 +84,13 @@ def _totals(report: Findings) -> str:
 
 
 def _row(row: Row) -> str:
-    status = "already" if row.already else "rewritten" if row.rewritten else "missed"
-    count = _line(f"{row.count} alike", "dim") if row.count > 1 else ""
+    count = f'<div class="dim">{row.count} alike</div>' if row.count > 1 else ""
     operands = "".join(map(_operand, row.operands))
     cells = (
-        f'<span class="status {status}">{status}</span>{count}',
-        "".join(_place(row)),
-        operands + _line(row.sizes, "dim"),
-        "".join(_outcome(row)),
+        f'<span class="status {row.status}">{row.status}</span>{count}',
+        "".join(map(_line, row.place)),
+        f'{operands}<div class="dim">{escape(row.sizes)}</div>',
+        "".join(map(_line, row.outcome)),
     )
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
@@ -102,37 +102,13 @@ def _operand(operand: str) -> str:
     return f"<div>{' '.join(parts)}</div>"
 
 
-def _place(row: Row) -> Iterator[str]:
-    yield f"<div>{_code(row.where)}</div>"
-    if row.function:
-        yield f"<div>in {_code(row.function)}</div>"
-    if row.path:
-        yield f"<div>{_code(row.path)}</div>"
-    if row.library:
-        yield _line(f"by {row.library}", "dim")
-
-
-def _outcome(row: Row) -> Iterator[str]:
-    yield _line(row.outcome)
-    yield from (_line(line, "dim") for line in (*row.kernels, *row.quantized))
-    if row.rewritten:
-        yield _line(f"saves {row.saved}", "dim")
-    if row.mesh:
-        yield _line(row.mesh, "dim")
-    if row.ended:
-        yield f"<div>at {_code(row.ended)}</div>"
-    if row.note:
-        yield _line(row.note, "note")
-    if row.remedy:
-        yield _line(f"\N{RIGHTWARDS ARROW} {row.remedy}", "note")
-
-
-def _line(text: str, style: str = "") -> str:
+def _line(line: Line) -> str:
     """A line of text; what is between backticks is code."""
-    parts = [_code(part) if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
-    return (
-        f'<div class="{style}">{"".join(parts)}</div>' if style else f"<div>{''.join(parts)}</div>"
-    )
+    pieces = [""] + [line.text] if line.kind in _CODE else line.text.split("`")
+    before = "\N{RIGHTWARDS ARROW} " if line.kind == "remedy" else line.before
+    parts = [_code(part) if i % 2 else escape(part) for i, part in enumerate(pieces)]
+    style = f' class="{_CLASSES[line.kind]}"' if line.kind in _CLASSES else ""
+    return f"<div{style}>{before}{''.join(parts)}</div>"
 
 
 def _code(text: str) -> str:

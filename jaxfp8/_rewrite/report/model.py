@@ -44,7 +44,25 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Site:
+class Located:
+    """Something in the user's code.
+
+    Attributes:
+      file, line, function: the innermost frame of the user's own code.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def where(self) -> str:
+        """The place in the user's code, as "file:line"."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site(Located):
     """One dot of the function.
 
     Attributes:
@@ -73,9 +91,6 @@ class Site:
         the device can tell.
     """
 
-    file: str
-    line: int
-    function: str
     library: str
     path: str
     lhs: Operand
@@ -96,11 +111,6 @@ class Site:
     kernels: dict[str, str]
 
     @property
-    def where(self) -> str:
-        """The place in the user's code, as "file:line"."""
-        return f"{self.file}:{self.line}"
-
-    @property
     def status(self) -> str:
         """One of "rewritten", "missed" and "already"."""
         if self.already:
@@ -109,7 +119,7 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stack:
+class Stack(Located):
     """An FP8 array that a loop slices, stacks or updates, or that is picked from, on the CPU.
 
     XLA does that in float16 there, and a loop often holds the whole array so.
@@ -122,19 +132,11 @@ class Stack:
       remedy: what to change where it does not; else "".
     """
 
-    file: str
-    line: int
-    function: str
     operation: str
     dtype: str
     shape: tuple[int, ...]
     in_bytes: bool
     remedy: str
-
-    @property
-    def where(self) -> str:
-        """The place in the user's code, as "file:line"."""
-        return f"{self.file}:{self.line}"
 
     @property
     def widened_bytes(self) -> int:
@@ -143,7 +145,7 @@ class Stack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodedValue:
+class EncodedValue(Located):
     """A value of FP8 training that is made and encoded in one call, on a GPU.
 
     Attributes:
@@ -154,18 +156,10 @@ class EncodedValue:
       scales: how many scales it is encoded with.
     """
 
-    file: str
-    line: int
-    function: str
     producer: str
     dtype: str
     shape: tuple[int, ...]
     scales: int
-
-    @property
-    def where(self) -> str:
-        """The place in the user's code, as "file:line"."""
-        return f"{self.file}:{self.line}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

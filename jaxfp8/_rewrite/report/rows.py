@@ -17,6 +17,21 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _AT_RUN_TIME = "chosen at run time, for the GPU found"
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 
+HEAD = ("", "where", "product", "becomes, or why not")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a cell: what it says, words before it, and its kind, which a view has a style for.
+
+    The kinds are "where", "function", "path", "library"; "call", "missed", "detail", "ended",
+    "note", "remedy".
+    """
+
+    kind: str
+    text: str
+    before: str = ""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
@@ -24,39 +39,19 @@ class Row:
 
     Attributes:
       count: how many they are.
-      rewritten: whether they became scaled dots.
-      already: whether the function holds them as scaled dots.
-      where: "file:line", relative to the working directory where that is shorter.
-      function, path, library: around that line; digits in which the paths differ are "*".
+      status: "rewritten", "missed" or "already".
+      place: where they are. Digits in which their paths differ are "*".
       operands: the two, as "f8_e4m3fn[64,32] per axis 1".
       sizes: "batch 2, M 4, N 32, K 64".
-      outcome: what they became, or why not.
-      ended: "file:line" of the operation that ended the fact, if it is another line.
-      remedy: what to change.
-      note: what its scales cost.
-      mesh: how it is split over a mesh, and what it sends.
-      kernels: "cpu: avx512_bf16" for each platform.
-      quantized: on a GPU, what becomes of each operand that the function quantises itself.
-      saved: how much is, or would be, no longer widened.
+      outcome: what they became, or why not and what to change.
     """
 
     count: int
-    rewritten: bool
-    already: bool
-    where: str
-    function: str
-    path: str
-    library: str
+    status: str
+    place: tuple[Line, ...]
     operands: tuple[str, str]
     sizes: str
-    outcome: str
-    ended: str
-    remedy: str
-    note: str
-    mesh: str
-    kernels: tuple[str, ...]
-    quantized: tuple[str, ...]
-    saved: str
+    outcome: tuple[Line, ...]
 
 
 def rows(report: Findings) -> list[Row]:
@@ -72,33 +67,42 @@ def rows(report: Findings) -> list[Row]:
 
 
 def _row(sites: list[Site]) -> Row:
-    site, paths = sites[0], {s.path for s in sites}
+    site = sites[0]
     return Row(
         count=len(sites),
-        rewritten=site.rewritten,
-        already=site.already,
-        where=relative(site.where),
-        function=site.function,
-        path=tables.starred(paths),
-        library=_INSTALLED.sub("", site.library),
+        status=site.status,
+        place=tuple(_place(site, tables.starred({s.path for s in sites}))),
         operands=(_operand(site.lhs), _operand(site.rhs)),
         sizes=_sizes(site.dims),
-        outcome=_outcome(site),
-        ended=relative(site.ended_at) if site.ended_at != site.where else "",
-        remedy=site.remedy,
-        note=site.note,
-        mesh=site.mesh,
-        kernels=tuple(_kernels(site)),
-        quantized=tuple(_quantized(site)),
-        saved=size(sum(s.widened_bytes for s in sites)),
+        outcome=tuple(_outcome(site, sum(s.widened_bytes for s in sites))),
     )
 
 
-def _outcome(site: Site) -> str:
+def _place(site: Site, path: str) -> Iterator[Line]:
+    yield Line("where", relative(site.where))
+    if site.function:
+        yield Line("function", site.function, "in ")
+    if path:
+        yield Line("path", path)
+    if site.library:
+        yield Line("library", _INSTALLED.sub("", site.library), "by ")
+
+
+def _outcome(site: Site, widened_bytes: int) -> Iterator[Line]:
     epilogue = shortened(site.epilogue)
     if site.already:
-        return f"already a kernel call: {epilogue}"
-    return epilogue if site.rewritten else site.reason
+        yield Line("call", f"already a kernel call: {epilogue}")
+    else:
+        yield Line("call", epilogue) if site.rewritten else Line("missed", site.reason)
+    details = [*_kernels(site), *_quantized(site)]
+    details += [f"saves {size(widened_bytes)}"] if site.rewritten else []
+    yield from (Line("detail", text) for text in (*details, site.mesh) if text)
+    if site.ended_at != site.where and site.ended_at:
+        yield Line("ended", relative(site.ended_at), "at ")
+    if site.note:
+        yield Line("note", site.note)
+    if site.remedy:
+        yield Line("remedy", site.remedy)
 
 
 def _operand(operand: Operand) -> str:
@@ -164,7 +168,7 @@ def headline(report: Findings) -> str:
 
 def footer(report: Findings) -> list[str]:
     """FP8 stacks, encodings, and by platform and reason why scaled dots have no kernel."""
-    counted = {**_stacks(report), **_encodings(report)}
+    counted = Counter([*_stacks(report), *_encodings(report)])
     lines = [f"{count} x {line}" if count > 1 else line for line, count in counted.items()]
     calls = (*report.matched, *report.calls)
     for platform in dict.fromkeys(p for site in calls for p in site.platforms):
@@ -174,26 +178,22 @@ def footer(report: Findings) -> list[str]:
     return lines
 
 
-def _encodings(report: Findings) -> Counter[str]:
-    """What is made and encoded in one call, with the number of equal lines."""
-    lines = []
+def _array(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{shortened(dtype)}[{','.join(map(str, shape))}]"
+
+
+def _encodings(report: Findings) -> Iterator[str]:
+    """What is made and encoded in one call."""
     for one in report.encodings:
-        array = f"{shortened(one.dtype)}[{','.join(map(str, one.shape))}]"
         scales = f" for {one.scales} scales" if one.scales > 1 else ""
-        lines.append(
-            f"{relative(one.where)}: {array} encoded{scales} in one call with {one.producer}"
-        )
-    return Counter(lines)
+        encoded = f"{_array(one.dtype, one.shape)} encoded{scales}"
+        yield f"{relative(one.where)}: {encoded} in one call with {one.producer}"
 
 
-def _stacks(report: Findings) -> Counter[str]:
-    """What becomes of each FP8 stack on the CPU, with the number of equal lines."""
-    lines = []
+def _stacks(report: Findings) -> Iterator[str]:
+    """What becomes of each FP8 stack on the CPU."""
     for stack in report.stacks:
-        shape = ",".join(map(str, stack.shape))
-        array = f"{shortened(stack.dtype)}[{shape}]"
         wide, at = size(stack.widened_bytes), f"{relative(stack.where)} {stack.operation}"
         made = f"in bytes; as written, XLA on the CPU makes {wide} of float16"
         left = f"XLA on the CPU makes {wide} of float16 -> {stack.remedy}"
-        lines.append(f"{at}: {array} {made if stack.in_bytes else left}")
-    return Counter(lines)
+        yield f"{at}: {_array(stack.dtype, stack.shape)} {made if stack.in_bytes else left}"

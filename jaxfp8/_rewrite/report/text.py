@@ -16,15 +16,12 @@ from jaxfp8._rewrite.report.rows import Row
 from jaxfp8._value import tables
 
 try:
-    import rich.box as rich_box
     import rich.console as rich_console
-    import rich.table as rich_table
     import rich.text as rich_text
 except ImportError:  # rich is an extra; without it the table has no colours
-    rich_box = rich_console = rich_table = rich_text = None  # type: ignore[assignment]
+    rich_console = rich_text = None  # type: ignore[assignment]
 
 
-_HEAD = ("", "where", "product", "becomes, or why not")
 _GAP = 2  # spaces between columns
 _NARROWEST = 50
 # The parts of the width for the places and for the products; the outcome gets the rest.
@@ -33,6 +30,17 @@ _PARTS = (0.30, 0.30)
 _JOINTS = (re.compile(r"(?<=[/,])"), re.compile(r"(?<=[_.:\]>])"))
 
 _HELD = "\N{NO-BREAK SPACE}"
+_STYLES = {
+    "where": "bold",
+    "path": "cyan",
+    "library": "dim",
+    "call": "green",
+    "missed": "red",
+    "detail": "dim",
+    "ended": "bold",
+    "note": "yellow",
+    "remedy": "yellow",
+}
 
 Line = tuple[str, str]  # text and style
 Cell = list[Line]
@@ -40,7 +48,7 @@ Cell = list[Line]
 
 def show(report: Findings) -> None:
     """Print the report, in colours where standard output is a terminal that has them."""
-    if rich_table is not None and sys.stdout.isatty():
+    if rich_console is not None and sys.stdout.isatty():
         rich_console.Console().print(report)
     else:
         print(report)
@@ -51,18 +59,13 @@ def text(report: Findings) -> str:
     width = tables.width()
     if width is None or not (report.sites or report.calls):
         return "\n".join([rows.headline(report), *_lines(report), *rows.footer(report)])
-    if rich_table is None:
-        return "\n".join(_plain(report, width))
-    console = rich_console.Console(width=width, no_color=True, force_terminal=False)
-    with console.capture() as captured:
-        console.print(renderable(report, width))
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in _table(report, width))
 
 
 def _lines(report: Findings) -> list[str]:
     """A head and a line for each row."""
     cells = [[_line(cell) for cell in _cells(row)] for row in rows.rows(report)]
-    return tables.plain(_HEAD, cells)
+    return tables.plain(rows.HEAD, cells)
 
 
 def _line(cell: Cell) -> str:
@@ -73,56 +76,35 @@ def _line(cell: Cell) -> str:
 
 def renderable(report: Findings, width: int) -> Any:
     """What rich prints of a report, in colours."""
-    head = rich_text.Text(rows.headline(report), style="bold")
-    lines = [rich_text.Text(line, style="yellow") for line in rows.footer(report)]
-    table = [_table(report, width)] if report.sites or report.calls else []
-    return rich_console.Group(head, *table, *lines)
+    return rich_console.Group(*(rich_text.Text.assemble(*line) for line in _table(report, width)))
 
 
-def _table(report: Findings, width: int) -> Any:
-    table = rich_table.Table(
-        box=rich_box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
-    )
+def _table(report: Findings, width: int) -> Iterator[list[Line]]:
+    """The printed lines, each as pieces with a style."""
+    yield [(rows.headline(report), "bold")]
     cells = [_cells(row) for row in rows.rows(report)]
     widths = _widths(cells, width)
-    for name, columns in zip(_HEAD, widths, strict=True):
-        table.add_column(name, width=columns, no_wrap=True)
-    for row in cells:
-        wrapped = [_wrapped(c, n) for c, n in zip(row, widths, strict=True)]
-        table.add_row(*map(_styled, wrapped))
-        table.add_row()
-    return table
-
-
-def _styled(cell: Cell) -> Any:
-    return rich_text.Text("\n").join(rich_text.Text(line, style) for line, style in cell)
-
-
-def _plain(report: Findings, width: int) -> Iterator[str]:
-    """The same table without rich."""
-    yield rows.headline(report)
-    cells = [_cells(row) for row in rows.rows(report)]
-    widths = _widths(cells, width)
-    head = [[(name, "")] for name in _HEAD]
-    for row in (head, *cells):
-        columns = [[line for line, _ in _wrapped(c, n)] for c, n in zip(row, widths, strict=True)]
+    head: list[Cell] = [[(name, "bold")] for name in rows.HEAD]
+    for row in (head, *cells) if cells else ():
+        columns = [_wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
         for i in range(max(map(len, columns))):
-            parts = (c[i] if i < len(c) else "" for c in columns)
-            padded = (part.ljust(n) for part, n in zip(parts, widths, strict=True))
-            yield (" " * _GAP).join(padded).rstrip()
-        yield ""
-    yield from rows.footer(report)
+            pieces = (column[i] if i < len(column) else ("", "") for column in columns)
+            yield [
+                (text.ljust(n + _GAP), style)
+                for (text, style), n in zip(pieces, widths, strict=True)
+            ]
+        yield []
+    yield from ([(line, "yellow")] for line in rows.footer(report))
 
 
 def _cells(row: Row) -> list[Cell]:
     """The four cells of a row, line by line."""
     count = [(f"{row.count} x", "dim")] if row.count > 1 else []
-    is_call = row.rewritten or row.already
-    sign = ("ok", "bold green") if is_call else ("no", "bold red")
+    sign = ("no", "bold red") if row.status == "missed" else ("ok", "bold green")
     lhs, rhs = map(_held_together, row.operands)
     sizes = re.sub(r"(?<=[a-zMNK]) ", _HELD, row.sizes)
     product = [(lhs, ""), (f".{_HELD}{rhs}", ""), (sizes, "dim")]
-    return [[sign, *count], list(_place(row)), product, list(_outcome(row))]
+    return [[sign, *count], _styled(row.place), product, _styled(row.outcome)]
 
 
 def _held_together(operand: str) -> str:
@@ -131,36 +113,19 @@ def _held_together(operand: str) -> str:
     return array + space + scale.replace(" ", _HELD)
 
 
-def _place(row: Row) -> Iterator[Line]:
-    yield row.where, "bold"
-    if row.function:
-        yield f"in {row.function}", ""
-    if row.path:
-        yield row.path, "cyan"
-    if row.library:
-        yield f"by {row.library}", "dim"
-
-
-def _outcome(row: Row) -> Iterator[Line]:
-    yield row.outcome, "green" if row.rewritten or row.already else "red"
-    yield from ((line, "dim") for line in (*row.kernels, *row.quantized))
-    if row.rewritten:
-        yield f"saves {row.saved}", "dim"
-    if row.mesh:
-        yield row.mesh, "dim"
-    if row.ended:
-        yield f"at {row.ended}", "bold"
-    if row.note:
-        yield row.note, "yellow"
-    if row.remedy:
-        yield f"-> {row.remedy}", "yellow"
+def _styled(lines: Sequence[rows.Line]) -> Cell:
+    arrow = {"remedy": "-> "}
+    return [
+        (arrow.get(line.kind, line.before) + line.text, _STYLES.get(line.kind, ""))
+        for line in lines
+    ]
 
 
 def _widths(cells: Sequence[Sequence[Cell]], width: int) -> list[int]:
     """The widths of the columns: as wide as they need, within their parts of the width."""
     needs = [
         max([len(name), *(len(line) for row in cells for line, _ in row[i])])
-        for i, name in enumerate(_HEAD)
+        for i, name in enumerate(rows.HEAD)
     ]
     sign = needs[0]
     left = max(width, _NARROWEST) - sign - 3 * _GAP

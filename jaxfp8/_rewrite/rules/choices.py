@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +16,11 @@ from jaxfp8._rewrite.ir.factors import (
     combine,
     constant,
     factor_of,
-    full_tiles,
     on_tiles,
 )
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
-from jaxfp8._rewrite.rules import masks
 from jaxfp8._rewrite.rules.registry import lost
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
@@ -34,7 +31,7 @@ def between(walk: Context, op: Op, first: Scaled, second: Scaled) -> Fact | None
     facts, shape = (first, second), op.outputs[0].shape
     if first.dtype != second.dtype:
         return lost(op, "mixes 8-bit data of two dtypes", "use one dtype")
-    if any(map(masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
+    if any(factor.is_mask for fact in facts for factor in fact.factors):
         return lost(op, "mixes values with zeros put over them", "choose before that")
     q = graph.replay(op, [op.inputs[0], first.q, second.q], shape, first.q.dtype)
     which = _which(walk, op)
@@ -68,7 +65,7 @@ def _which(walk: Context, op: Op) -> Factor:
     """The condition of the select, as a factor of the output."""
     value, shape = op.inputs[0], op.outputs[0].shape
     if not value.shape:
-        return Factor(graph.reshape(value, (1,) * len(shape)), full_tiles(shape))
+        return factor_of(value).at(shape)
     factors = walk.factors(value)
     return (factors[0] if len(factors) == 1 else factor_of(value)).at(shape)
 
@@ -99,7 +96,7 @@ def agree(facts: list[Scaled], shape: Shape) -> list[Scaled] | None:
     """The facts of several branches in one form: a scale, maybe a zero point, the same tiles."""
     if len({fact.dtype for fact in facts}) > 1:
         return None
-    if any(map(masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
+    if any(factor.is_mask for fact in facts for factor in fact.factors):
         return None
     scales = [_total(fact.factors, shape) for fact in facts]
     tiles = _tiles.common(shape, [f.tiles for f in scales])

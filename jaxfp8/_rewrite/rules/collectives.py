@@ -10,7 +10,7 @@ import math
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.factors import Factor, fill, full_tiles, refine
+from jaxfp8._rewrite.ir.factors import Factor, fill, refine
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.rules.registry import lost, rule
@@ -34,16 +34,13 @@ def _sent(walk: Context, op: Op, move: MoveFactor) -> Fact | None:
             "send the 8-bit array, or keep the zero point in int8 or uint8",
         )
 
-    def data(q: Value) -> Value:
-        return graph.replay(op, [q], op.outputs[0].shape, q.dtype)
+    def unless_number(op: Op, factor: Factor) -> Factor | None:
+        """A number in the code is a number of the result, too."""
+        if factor.small.literal is not None and factor.small.size == 1:
+            return Factor(graph.reshape(factor.small, ()), ()).at(op.outputs[0].shape)
+        return move(op, factor)
 
-    return moved(walk, op, data, move)
-
-
-def _number(op: Op, factor: Factor) -> Factor:
-    """A number in the code, as a factor of the result."""
-    shape = op.outputs[0].shape
-    return Factor(graph.reshape(factor.small, (1,) * len(shape)), full_tiles(shape))
+    return moved(walk, op, unless_number)
 
 
 @rule("all_gather")
@@ -53,8 +50,6 @@ def all_gather(walk: Context, op: Op) -> Fact | None:
 
 
 def _all_gather_factor(op: Op, factor: Factor) -> Factor | None:
-    if factor.small.literal is not None and factor.small.size == 1:
-        return _number(op, factor)
     axis, devices = op.params["all_gather_dimension"], op.params["axis_size"]
     counts, tiles = list(factor.small.shape), list(factor.tiles)
     if op.params["tiled"]:
@@ -79,8 +74,6 @@ def permute(walk: Context, op: Op) -> Fact | None:
 
 
 def _permute_factor(op: Op, factor: Factor) -> Factor:
-    if factor.small.literal is not None and factor.small.size == 1:
-        return factor
     small = graph.replay(op, [factor.small], factor.small.shape, factor.small.dtype)
     return Factor(small, factor.tiles)
 
@@ -108,8 +101,6 @@ def _devices(op: Op) -> int:
 
 def _all_to_all_factor(op: Op, factor: Factor) -> Factor | None:
     """The scales are sent with at least one entry for each piece."""
-    if factor.small.literal is not None and factor.small.size == 1:
-        return _number(op, factor)
     split, joined, devices = op.params["split_axis"], op.params["concat_axis"], _devices(op)
     shape = op.inputs[0].shape
     piece = shape[split] // devices

@@ -9,7 +9,8 @@ import numpy as np
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir import precision as _precision
-from jaxfp8._rewrite.ir.facts import Product, ScaledDot
+from jaxfp8._rewrite.ir.facts import Product
+from jaxfp8._rewrite.ir.fused import ScaledDot
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.scales_along_sums import multiplied_in

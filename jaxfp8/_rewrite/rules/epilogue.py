@@ -9,48 +9,36 @@ import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import constants, graph, tiles
+from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors, all_moved, constant, factor_of
-from jaxfp8._rewrite.ir.facts import Amax, Fact, Magnitude, Product
+from jaxfp8._rewrite.ir.facts import Amax, Fact, Magnitude, Product, Step
+from jaxfp8._rewrite.ir.fused import FusedDot
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.steps import (
-    Activation,
-    Bias,
-    Cast,
-    Clip,
-    Quantize,
-    Residual,
-    Round,
-    Same,
-    Scale,
-    Step,
-    View,
-)
-from jaxfp8._rewrite.rules.fusion import fuse
 from jaxfp8._rewrite.rules.registry import rule
 from jaxfp8._value import dtypes
 
 
-def extend(product: Product, op: Op, *steps: Step) -> Product | None:
+def extend(product: Product, op: Op, *steps: Step, views: tuple[Op, ...] = ()) -> Product | None:
     """The product with further steps, or None if they do not fit."""
+    views = product.views + views
     for step in steps:
-        product = Product(product.dot, op.outputs[0], product, step, ready=False)
-    fused = fuse(product)
+        product = Product(product.dot, op.outputs[0], product, step, views, ready=False)
+    fused = product.fused()
     return None if isinstance(fused, str) else dataclasses.replace(product, ready=fused.ready)
 
 
 def same(product: Product, op: Op) -> Product | None:
     """The product, renamed."""
-    return extend(product, op, Same())
+    return extend(product, op, lambda fused: None)
 
 
 def convert(product: Product, op: Op) -> Product | None:
     """A cast between float types, from int32 to float, or to 8 bit."""
     source, target = op.inputs[0].dtype, op.outputs[0].dtype
     if target in dtypes.WIDE_FLOAT and (source in dtypes.WIDE_FLOAT or source == np.int32):
-        return extend(product, op, Cast(target))
+        return extend(product, op, lambda fused: fused.cast(target))
     if target in dtypes.EIGHT_BIT and source in dtypes.WIDE_FLOAT:
-        return extend(product, op, Quantize(target))
+        return extend(product, op, lambda fused: fused.quantize(target))
     return None
 
 
@@ -62,7 +50,7 @@ def scale(product: Product, op: Op, factors: Factors) -> Product | None:
     placed = all_moved(factors, lambda f: to_output(product, f.at(out.shape)))
     if placed is None or any(f.small.dtype not in dtypes.WIDE_FLOAT for f in placed):
         return None
-    return extend(product, op, Scale(placed))
+    return extend(product, op, lambda fused: fused.scale(placed))
 
 
 def add(
@@ -75,17 +63,19 @@ def add(
     out = op.outputs[0]
     if product.value.shape != out.shape or out.dtype not in dtypes.WIDE_FLOAT:
         return None
-    addend = _bias(walk, product, other) or _residual(product, other)
-    if addend is None:
+    bias = _bias(walk, product, other)
+    array = _residual(product, other) if bias is None else bias
+    if array is None:
         return None
-    if sign[1] < 0:
-        addend = dataclasses.replace(addend, value=graph.negate(addend.value))
-    if sign[0] < 0:
-        return extend(product, op, Scale((constant(-1.0, product.dot.out_shape),)), addend)
-    return extend(product, op, addend)
+    addend = array if sign[1] > 0 else graph.negate(array)
+    minus = constant(-1.0, product.dot.out_shape)
+    signs: tuple[Step, ...] = () if sign[0] > 0 else (lambda fused: fused.scale((minus,)),)
+    if bias is None:
+        return extend(product, op, *signs, lambda fused: fused.add_residual(addend))
+    return extend(product, op, *signs, lambda fused: fused.add_bias(addend))
 
 
-def _bias(walk: Context, product: Product, other: Value) -> Bias | None:
+def _bias(walk: Context, product: Product, other: Value) -> Value | None:
     """The addend at the output's rank, with size 1 for its constant axes, if it has any."""
     factors = walk.factors(other)
     factor = factors[0].at(product.value.shape)
@@ -97,15 +87,15 @@ def _bias(walk: Context, product: Product, other: Value) -> Bias | None:
     shape = product.dot.out_shape
     if any(t not in (1, max(s, 1)) for t, s in zip(placed.tiles, shape, strict=True)):
         return None
-    return Bias(placed.small)
+    return placed.small
 
 
-def _residual(product: Product, other: Value) -> Residual | None:
+def _residual(product: Product, other: Value) -> Value | None:
     """The addend as a whole array."""
     if other.shape != product.value.shape or other.dtype not in dtypes.WIDE_FLOAT:
         return None
     placed = to_output(product, factor_of(other))
-    return Residual(placed.small) if placed is not None else None
+    return placed.small if placed is not None else None
 
 
 def bound(product: Product, op: Op, source: Value) -> Product | None:
@@ -114,16 +104,18 @@ def bound(product: Product, op: Op, source: Value) -> Product | None:
         return None
     if op.name == "round":
         nearest_even = op.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN
-        return extend(product, op, Round()) if nearest_even else None
+        return extend(product, op, FusedDot.round) if nearest_even else None
     if op.name == "clamp":
         low, high = _limit(op.inputs[0]), _limit(op.inputs[2])
-        return None if low is None or high is None else extend(product, op, Clip(low, high))
+        both = low is not None and high is not None
+        return extend(product, op, lambda fused: fused.clip(low, high)) if both else None
     limit = _limit(op.inputs[1] if op.inputs[0] is source else op.inputs[0])
     if limit is None:
         return None
     if op.name == "max" and limit == 0 and (relu := activate(product, op, "relu")) is not None:
         return relu
-    return extend(product, op, Clip(limit, None) if op.name == "max" else Clip(None, limit))
+    bounds = (limit, None) if op.name == "max" else (None, limit)
+    return extend(product, op, lambda fused: fused.clip(*bounds))
 
 
 def _limit(value: Value) -> float | None:
@@ -134,7 +126,7 @@ def _limit(value: Value) -> float | None:
 
 def activate(product: Product, op: Op, name: str) -> Product | None:
     """An activation of the product, completed by the op."""
-    return extend(product, op, Activation(name, op.outputs[0].dtype))
+    return extend(product, op, lambda fused: fused.activate(name, op.outputs[0].dtype))
 
 
 def magnitude(product: Product) -> Magnitude | None:
@@ -148,7 +140,7 @@ def amax(fact: Fact | None, op: Op) -> Amax | None:
     """The maximum of |product| over some axes."""
     if not isinstance(fact, Magnitude):
         return None
-    views = [s for s in fact.product.steps() if isinstance(s, View)]
+    views = fact.product.views
     rank, axes = len(fact.product.value.shape), op.params["axes"]
     if views and len(axes) != rank:
         return None
@@ -159,29 +151,24 @@ def amax(fact: Fact | None, op: Op) -> Amax | None:
 
 def to_output(product: Product, factor: Factor) -> Factor | None:
     """A factor of the product's value as one of the dot's own output, views undone."""
-    for step in reversed(product.steps()):
-        if isinstance(step, View):
-            undone = _undo(step.op, factor)
-            if undone is None:
-                return None
-            factor = undone
+    for op in reversed(product.views):
+        undone = _undo(op, factor)
+        if undone is None:
+            return None
+        factor = undone
     return factor
 
 
 def _undo(op: Op, factor: Factor) -> Factor | None:
-    shape, new_shape = op.outputs[0].shape, op.inputs[0].shape
+    shape, before = op.outputs[0].shape, op.inputs[0].shape
     if op.name == "transpose":
-        inverse = tuple(int(axis) for axis in np.argsort(op.params["permutation"]))
-        return Factor(
-            graph.transpose(factor.small, inverse), tiles.transpose(factor.tiles, inverse)
-        )
-    tiled = tiles.reshape(shape, factor.tiles, new_shape)
-    return Factor(graph.reshape(factor.small, tiled[0]), tiled[1]) if tiled else None
+        return factor.placed([int(axis) for axis in np.argsort(op.params["permutation"])], before)
+    return factor.reshaped(shape, before)
 
 
 def view(product: Product, op: Op) -> Product | None:
     """A transpose, or a reshape of any name, of the product."""
-    return extend(product, op, View(op))
+    return extend(product, op, lambda fused: fused.view(op), views=(op,))
 
 
 @rule("max", "min", "clamp", "round")

@@ -15,12 +15,12 @@ from jax import lax
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, constants, graph
-from jaxfp8._rewrite.ir.factors import Factor, Factors
+from jaxfp8._rewrite.ir.factors import Factor, Factors, factor_of
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._rewrite.rules.registry import lost, rule
-from jaxfp8._rewrite.rules.views import moved
+from jaxfp8._rewrite.rules.views import moved, replayed
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape, tile_counts
 
@@ -44,11 +44,11 @@ def gather(walk: Context, op: Op) -> Fact | None:
         return _looked_up(walk, op) or _repeated(walk, op)
     mode = op.params["mode"]
     if is_in_bounds(op):
-        return moved(walk, op, functools.partial(_rows, op), gather_factor)
+        return moved(walk, op, gather_factor)
     if mode != _FILL:
         return lost(op, f"picks rows by {mode}", 'index with mode="clip"')
     if walk.dequantised(op.inputs[0]) is None:
-        return moved(walk, op, functools.partial(_filled, op, fact), gather_factor)
+        return moved(walk, op, gather_factor, functools.partial(_filled, op, fact))
     return _with_nan_outside(walk, op)
 
 
@@ -71,16 +71,10 @@ _NO_TABLES = (
 )
 
 
-def _rows(op: Op, q: Value) -> Value:
-    """The bytes, gathered as the function gathers."""
-    source = casts.to_pick(q, op.inputs[1:])
-    return graph.replay(op, [source, op.inputs[1]], op.outputs[0].shape, q.dtype)
-
-
 def _filled(op: Op, fact: Scaled, q: Value) -> Value:
     """The bytes of an 8-bit array, with the function's fill value for rows out of bounds."""
     if not dtypes.is_float8(fact.dtype):
-        return _rows(op, q)
+        return replayed(op, q)
     given = op.params["fill_value"]
     fill = _NAN if given is None else int(np.asarray(given, fact.dtype).view(np.uint8))
     return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, _FILL, fill)
@@ -111,7 +105,7 @@ def _with_nan_outside(walk: Context, op: Op) -> Fact | None:
         return lost(op, "fills rows out of bounds", 'index with mode="clip"')
     clip = lax.GatherScatterMode.CLIP
     clipped = dataclasses.replace(op, params={**op.params, "mode": clip})
-    fact = moved(walk, clipped, functools.partial(clipped_rows, op), gather_factor)
+    fact = moved(walk, clipped, gather_factor, functools.partial(clipped_rows, op))
     if not isinstance(fact, Scaled):
         return fact
     inside = rows_inside(op)
@@ -158,9 +152,7 @@ def gather_factor(op: Op, factor: Factor) -> Factor | None:
         for j, size in enumerate(op.outputs[0].shape)
     )
     if not by_row:
-        rank = len(op.outputs[0].shape)
-        counts = tuple(factor.small.shape[at[j]] if j in at else 1 for j in range(rank))
-        return Factor(graph.reshape(factor.small, counts), tiles)
+        return factor.placed([at.get(j) for j in range(len(tiles))], op.outputs[0].shape)
     if by_row != indexed:
         return None
     sizes = tuple(1 if a in indexed else count for a, count in enumerate(factor.small.shape))
@@ -247,12 +239,11 @@ def _ramp(index: np.ndarray) -> tuple[int, int] | None:
 def _small(source: Value, tiles: Shape, axes: dict[int, int], shape: Shape) -> Factor:
     """The indexed entries, as a factor with the axes of the output."""
     counts = tile_counts(shape, tiles)
-    order = [axes[j] for j in sorted(axes)]
     limits = [1] * len(source.shape)
     for j, axis in axes.items():
         limits[axis] = counts[j]
-    small = source
     if tuple(limits) != source.shape:
         run = functools.partial(lax.slice, start_indices=[0] * len(limits), limit_indices=limits)
-        small = graph.derived("slice", run, [source], tuple(limits), source.dtype)
-    return Factor(graph.reshape(graph.transpose(small, tuple(order)), counts), tiles)
+        source = graph.derived("slice", run, [source], tuple(limits), source.dtype)
+    sources = [axes.get(j) for j in range(len(shape))]
+    return dataclasses.replace(factor_of(source).placed(sources, shape), tiles=tiles)

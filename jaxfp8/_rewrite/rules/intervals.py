@@ -58,6 +58,10 @@ class Range:
         return self.whole and -bound < self.low and self.high < bound
 
 
+Rule = Callable[[Op, list[Range]], Range]
+Ends = Callable[[Range, Range], tuple[float, float]]
+
+
 def bounds(value: Value) -> Range:
     """The known bounds of the entries of an array."""
     return _bounds(value, {}, 0)
@@ -147,40 +151,34 @@ def _clamp(op: Op, inputs: list[Range]) -> Range:
     return _min(op, [_max(op, [source, low]), high])
 
 
-def _max(op: Op, inputs: list[Range]) -> Range:
-    left, right = inputs
-    both = left.whole and right.whole, left.nan or right.nan
-    return Range(max(left.low, right.low), max(left.high, right.high), *both)
+def _of_both(ends: Ends) -> Rule:
+    """A rule from the ends of two ranges to the ends of their result."""
+
+    def rule(op: Op, inputs: list[Range]) -> Range:
+        low, high = ends(*inputs)
+        return Range(low, high, all(r.whole for r in inputs), any(r.nan for r in inputs))
+
+    return rule
 
 
-def _min(op: Op, inputs: list[Range]) -> Range:
-    left, right = inputs
-    both = left.whole and right.whole, left.nan or right.nan
-    return Range(min(left.low, right.low), min(left.high, right.high), *both)
+_max = _of_both(lambda a, b: (max(a.low, b.low), max(a.high, b.high)))
+_min = _of_both(lambda a, b: (min(a.low, b.low), min(a.high, b.high)))
 
 
-def _sum(op: Op, inputs: list[Range]) -> Range:
-    left, right = inputs
-    return _arithmetic(inputs, [left.low + right.low, left.high + right.high])
-
-
-def _difference(op: Op, inputs: list[Range]) -> Range:
-    left, right = inputs
-    return _arithmetic(inputs, [left.low - right.high, left.high - right.low])
-
-
-def _product(op: Op, inputs: list[Range]) -> Range:
-    left, right = inputs
-    ends = [a * b for a in (left.low, left.high) for b in (right.low, right.high)]
-    return _arithmetic(inputs, ends)
-
-
-def _arithmetic(inputs: list[Range], ends: list[float]) -> Range:
+def _arithmetic(ends: Ends) -> Rule:
     """Results on whole numbers are whole. Those on infinities may be NaN."""
-    if any(not math.isfinite(end) for end in ends):
-        return Range()
-    whole = all(r.whole for r in inputs)
-    return Range(min(ends), max(ends), whole, any(r.nan for r in inputs))
+
+    def rule(op: Op, inputs: list[Range]) -> Range:
+        known = _of_both(ends)(op, inputs)
+        return known if math.isfinite(known.low) and math.isfinite(known.high) else Range()
+
+    return rule
+
+
+def _products(a: Range, b: Range) -> tuple[float, float]:
+    ends = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+    finite = all(map(math.isfinite, ends))
+    return (min(ends), max(ends)) if finite else (-math.inf, math.inf)
 
 
 def _negative(op: Op, inputs: list[Range]) -> Range:
@@ -207,7 +205,7 @@ def _iota(op: Op, inputs: list[Range]) -> Range:
     return Range(0.0, float(max(op.outputs[0].shape, default=1)), True, False)
 
 
-_RULES: dict[str, Callable[[Op, list[Range]], Range]] = {
+_RULES: dict[str, Rule] = {
     "convert_element_type": _convert,
     "round": _round,
     "floor": _round,
@@ -215,9 +213,9 @@ _RULES: dict[str, Callable[[Op, list[Range]], Range]] = {
     "clamp": _clamp,
     "max": _max,
     "min": _min,
-    "add": _sum,
-    "sub": _difference,
-    "mul": _product,
+    "add": _arithmetic(lambda a, b: (a.low + b.low, a.high + b.high)),
+    "sub": _arithmetic(lambda a, b: (a.low - b.high, a.high - b.low)),
+    "mul": _arithmetic(_products),
     "neg": _negative,
     "and": _and,
     "shift_right_logical": _shift,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -25,7 +24,6 @@ from jaxfp8._rewrite.ir.factors import (
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
-from jaxfp8._rewrite.rules import masks as _masks
 from jaxfp8._rewrite.rules.registry import lost, outputs_rule, rule
 from jaxfp8._rewrite.rules.views import slice_factor
 from jaxfp8._value.spec import Shape, tile_counts
@@ -52,13 +50,9 @@ def _with_axis(fact: Scaled | None, axis: int) -> Scaled | None:
     if fact is None:
         return None
 
-    def move(factor: Factor) -> Factor:
-        counts, tiles = factor.small.shape, factor.tiles
-        small = graph.reshape(factor.small, (*counts[:axis], 1, *counts[axis:]))
-        return Factor(small, (*tiles[:axis], 1, *tiles[axis:]))
-
-    zero = None if fact.zero_point is None else move(fact.zero_point)
-    return dataclasses.replace(fact, zero_point=zero, factors=tuple(map(move, fact.factors)))
+    rank = len(fact.q.shape)
+    sources = [*range(axis), None, *range(axis, rank)]
+    return fact.moved(lambda q: q, lambda factor: factor.placed(sources, (1,) * (rank + 1)))
 
 
 def _joined(
@@ -75,7 +69,7 @@ def _joined(
         return lost(op, "joins 8-bit data with other data", "join arrays of one 8-bit dtype")
     if any(f.zero_point is not None for f in facts):
         return lost(op, "joins arrays with zero points", "join the 8-bit arrays before")
-    if any(map(_masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
+    if any(factor.is_mask for fact in facts for factor in fact.factors):
         return lost(op, "joins pieces with zeros put over them", "join them before that")
     factors = _join_all(facts, shapes, axis, out.shape)
     if factors is None:
@@ -160,20 +154,16 @@ def _sliced(
     """The fact about a slice of the input of `op`."""
     params = {"start_indices": begin, "limit_indices": end, "strides": None}
     as_slice = dataclasses.replace(op, name="slice", params=params, outputs=(piece,))
-    factors = all_moved(fact.factors, functools.partial(slice_factor, as_slice))
-    if factors is None:
-        return lost(as_slice, "cuts through the tiles of a scale", "split at multiples of the tile")
-    if isinstance(fact, Scales):
-        return Scales(factors)
-    zero = fact.zero_point
-    if zero is not None and (zero := slice_factor(as_slice, zero)) is None:
-        return lost(
-            as_slice, "cuts through the tiles of a zero point", "split at multiples of the tile"
-        )
-    q = graph.derived(
-        "slice", lambda x: lax.slice(x, begin, end), [fact.q], piece.shape, fact.q.dtype
-    )
-    return Scaled(q, fact.dtype, zero, factors, fact.origin, fact.guards)
+    move = functools.partial(slice_factor, as_slice)
+
+    def data(q: Value) -> Value:
+        return graph.derived("slice", lambda x: lax.slice(x, begin, end), [q], piece.shape, q.dtype)
+
+    if (part := fact.moved(data, move)) is not None:
+        return part
+    what = "scale" if all_moved(fact.factors, move) is None else "zero point"
+    remedy = "split at multiples of the tile"
+    return lost(as_slice, f"cuts through the tiles of a {what}", remedy)
 
 
 @outputs_rule("unstack")
@@ -195,17 +185,11 @@ def _entry(fact: Scaled | Scales, op: Op, source: Value, axis: int, place: int) 
     if isinstance(sliced, Lost):
         return sliced
 
-    def drop(factor: Factor) -> Factor:
-        counts, tiles = factor.small.shape, factor.tiles
-        small = graph.reshape(factor.small, counts[:axis] + counts[axis + 1 :])
-        return Factor(small, tiles[:axis] + tiles[axis + 1 :])
-
-    factors = tuple(map(drop, sliced.factors))
-    if isinstance(sliced, Scales):
-        return Scales(factors)
-    zero = None if sliced.zero_point is None else drop(sliced.zero_point)
-    q = graph.reshape(sliced.q, op.outputs[place].shape)
-    return dataclasses.replace(sliced, q=q, zero_point=zero, factors=factors)
+    rest = [a for a in range(len(source.shape)) if a != axis]
+    shape = op.outputs[place].shape
+    entry = sliced.moved(lambda q: graph.reshape(q, shape), lambda f: f.placed(rest, shape))
+    assert entry is not None, "an axis of size 1 is dropped"
+    return entry
 
 
 @outputs_rule("optimization_barrier")

@@ -30,11 +30,6 @@ from jaxfp8._value.spec import Shape, tile_counts
 _BOOL = np.dtype(bool)
 
 
-def is_mask(factor: Factor) -> bool:
-    """Whether a factor is a mask, and no scale."""
-    return factor.small.dtype == _BOOL
-
-
 def masked(fact: Scaled, masks: Sequence[Factor]) -> Scaled:
     """The fact with zeros put over it. Without scales no mask is needed."""
     return fact.scaled(tuple(masks)) if fact.factors else fact
@@ -82,7 +77,7 @@ def settle(factors: Factors, shape: Shape, contracting: Shape) -> Settled:
     scales: Factors = ()
     guards: tuple[Value, ...] = ()
     for factor in factors:
-        if not is_mask(factor):
+        if not factor.is_mask:
             scales += (factor,)
             continue
         covered = [_cover(scale, factor, shape, contracting) for scale in scales]

@@ -28,32 +28,38 @@ MoveFactor = Callable[[Op, Factor], Factor | None]
 SAME = ("copy", "copy_p", "name", "stop_gradient")
 
 
-def moved(walk: Context, op: Op, data: Callable[[Value], Value], move: MoveFactor) -> Fact | None:
+def moved(
+    walk: Context, op: Op, move: MoveFactor, data: Callable[[Value], Value] | None = None
+) -> Fact | None:
     """The fact about the output of a view of one operand.
 
     Args:
       walk, op: as for every rule.
-      data: makes the bytes of the output from those of the operand.
       move: makes a factor of the output from one of the operand; None if tiles do not allow it.
+      data: makes the bytes of the output from those of the operand; by default `op` itself does.
     """
     fact = walk.scaled(op.inputs[0]) or walk.fact(op.inputs[0])
     if not isinstance(fact, Scaled | Scales):
         return None
-    factors = all_moved(fact.factors, functools.partial(move, op))
-    if factors is None:
-        blocks = [f.small.shape for f in fact.factors if move(op, f) is None]
-        return lost(
-            op,
-            f"of {list(op.inputs[0].shape)} to {list(op.outputs[0].shape)} cuts through the tiles "
-            f"of a scale of shape {list(blocks[0])}",
-            "keep whole tiles together, or apply the view before dequantising",
-        )
-    if isinstance(fact, Scales):
-        return Scales(factors)
-    zero = fact.zero_point
-    if zero is not None and (zero := move(op, zero)) is None:
+    factor = functools.partial(move, op)
+    out = fact.moved(data or functools.partial(replayed, op), factor)
+    if out is not None:
+        return out
+    if all_moved(fact.factors, factor) is not None:
         return lost(op, "cuts through the tiles of a zero point", BEFORE)
-    return Scaled(data(fact.q), fact.dtype, zero, factors, fact.origin, fact.guards)
+    blocks = [f.small.shape for f in fact.factors if move(op, f) is None]
+    return lost(
+        op,
+        f"of {list(op.inputs[0].shape)} to {list(op.outputs[0].shape)} cuts through the tiles "
+        f"of a scale of shape {list(blocks[0])}",
+        "keep whole tiles together, or apply the view before dequantising",
+    )
+
+
+def replayed(op: Op, q: Value) -> Value:
+    """The view of another array of its operand's shape."""
+    source = casts.to_pick(q, op.inputs[1:])
+    return graph.replay(op, [source, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
 
 
 @rule("transpose")
@@ -62,14 +68,11 @@ def transpose(walk: Context, op: Op) -> Fact | None:
     if (product := walk.product(op.inputs[0])) is not None:
         return epilogue.view(product, op)
     permutation = tuple(int(axis) for axis in op.params["permutation"])
-    return moved(walk, op, lambda q: graph.transpose(q, permutation), _transpose_factor)
 
+    def move(op: Op, factor: Factor) -> Factor:
+        return factor.placed(permutation, op.outputs[0].shape)
 
-def _transpose_factor(op: Op, factor: Factor) -> Factor:
-    permutation = tuple(int(axis) for axis in op.params["permutation"])
-    return Factor(
-        graph.transpose(factor.small, permutation), _tiles.transpose(factor.tiles, permutation)
-    )
+    return moved(walk, op, move, lambda q: graph.transpose(q, permutation))
 
 
 @rule("reshape", "squeeze", "expand_dims")
@@ -79,13 +82,12 @@ def reshape(walk: Context, op: Op) -> Fact | None:
         return None
     if (product := walk.product(op.inputs[0])) is not None:
         return epilogue.view(product, op)
-    shape = op.outputs[0].shape
-    return moved(walk, op, lambda q: reshape_data(q, shape), _reshape_factor)
+    shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
 
+    def move(op: Op, factor: Factor) -> Factor | None:
+        return factor.reshaped(shape, new_shape)
 
-def _reshape_factor(op: Op, factor: Factor) -> Factor | None:
-    tiled = _tiles.reshape(op.inputs[0].shape, factor.tiles, op.outputs[0].shape)
-    return Factor(graph.reshape(factor.small, tiled[0]), tiled[1]) if tiled else None
+    return moved(walk, op, move, lambda q: reshape_data(q, new_shape))
 
 
 def reshape_data(q: Value, shape: Shape) -> Value:
@@ -114,33 +116,24 @@ def broadcast(walk: Context, op: Op) -> Fact | None:
     if not isinstance(walk.scaled(source), Scaled):
         if source.dtype.kind not in "fViub" or len(op.inputs) > 1 or out.size == 0:
             return None
-        factors = tuple(_broadcast_factor(op, f) for f in walk.factors(source))
-        return Scales(factors)
+        return Scales(tuple(_broadcast_factor(op, f) for f in walk.factors(source)))
     axes = tuple(int(a) for a in op.params["broadcast_dimensions"])
     plain = source.size == out.size and axes == tuple(sorted(axes))
-
-    def data(q: Value) -> Value:
-        return reshape_data(q, out.shape) if plain else graph.replay(op, [q], out.shape, q.dtype)
-
-    return moved(walk, op, data, _broadcast_factor)
+    data = functools.partial(reshape_data, shape=out.shape) if plain else None
+    return moved(walk, op, _broadcast_factor, data)
 
 
 def _broadcast_factor(op: Op, factor: Factor) -> Factor:
-    source, out = op.inputs[0], op.outputs[0]
-    axes = tuple(int(a) for a in op.params["broadcast_dimensions"])
-    tiles = _tiles.broadcast(source.shape, factor.tiles, out.shape, axes)
-    counts = tile_counts(out.shape, tiles)
-    return Factor(graph.reshape(factor.small, counts), tiles)
+    source, out = op.inputs[0].shape, op.outputs[0].shape
+    axes = enumerate(map(int, op.params["broadcast_dimensions"]))
+    kept = {new: axis for axis, new in axes if source[axis] == out[new]}
+    return factor.placed([kept.get(axis) for axis in range(len(out))], out)
 
 
 @rule("slice")
 def slice_(walk: Context, op: Op) -> Fact | None:
     """A static slice of whole tiles, or along constant axes of the scales."""
-
-    def data(q: Value) -> Value:
-        return graph.replay(op, [q], op.outputs[0].shape, q.dtype)
-
-    return moved(walk, op, data, slice_factor)
+    return moved(walk, op, slice_factor)
 
 
 def slice_factor(op: Op, factor: Factor) -> Factor | None:
@@ -156,25 +149,14 @@ def slice_factor(op: Op, factor: Factor) -> Factor | None:
     counts = tile_counts(op.outputs[0].shape, tiles)
     if counts == factor.small.shape:
         return Factor(factor.small, tiles)
-    small = graph.derived(
-        "slice",
-        lambda x: lax.slice(x, start, limit, stride),
-        [factor.small],
-        counts,
-        factor.small.dtype,
-    )
-    return Factor(small, tiles)
+    run = functools.partial(lax.slice, start_indices=start, limit_indices=limit, strides=stride)
+    return Factor(graph.derived("slice", run, [factor.small], counts, factor.small.dtype), tiles)
 
 
 @rule("dynamic_slice")
 def dynamic_slice(walk: Context, op: Op) -> Fact | None:
     """A slice at a traced position, along axes with scales constant or varying by element."""
-
-    def data(q: Value) -> Value:
-        source = casts.to_pick(q, op.inputs[1:])
-        return graph.replay(op, [source, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
-
-    return moved(walk, op, data, dynamic_slice_factor)
+    return moved(walk, op, dynamic_slice_factor)
 
 
 def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
@@ -211,26 +193,19 @@ def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
 def vary(walk: Context, op: Op) -> Fact | None:
     """A value equal on several devices, marked as varying along a mesh axis."""
 
-    def data(q: Value) -> Value:
-        return graph.replay(op, [q], q.shape, q.dtype)
-
     def move(op: Op, factor: Factor) -> Factor:
         if factor.small.literal is not None:
             return factor
         small = graph.replay(op, [factor.small], factor.small.shape, factor.small.dtype)
         return Factor(small, factor.tiles)
 
-    return moved(walk, op, data, move)
+    return moved(walk, op, move)
 
 
 @rule("rev")
 def reverse(walk: Context, op: Op) -> Fact | None:
     """Axes reversed. Tiles must divide them, since a partial tile would move to the front."""
-
-    def data(q: Value) -> Value:
-        return graph.replay(op, [q], q.shape, q.dtype)
-
-    return moved(walk, op, data, _reverse_factor)
+    return moved(walk, op, _reverse_factor)
 
 
 def _reverse_factor(op: Op, factor: Factor) -> Factor | None:

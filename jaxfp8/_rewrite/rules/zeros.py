@@ -34,7 +34,7 @@ def pad(walk: Context, op: Op) -> Fact | None:
     def data(q: Value) -> Value:
         return graph.replay(op, [q, zero], op.outputs[0].shape, q.dtype)
 
-    padded = moved(walk, op, data, _pad_factor)
+    padded = moved(walk, op, _pad_factor, data)
     masks = _masks.padding(op.params["padding_config"], source.shape, op.outputs[0].shape)
     return _masks.masked(padded, masks) if isinstance(padded, Scaled) else padded
 

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.factors import Factor
 from jaxfp8._rewrite.ir.graph import Array, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
-from jaxfp8._rewrite.plan.walk import Walk
-from jaxfp8._rewrite.rules import masks
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
 
@@ -41,19 +40,23 @@ class Parts:
         values = codes.astype(jnp.float32)
         for small, factor in zip(smalls, fact.factors, strict=True):
             spread = _spread(small, factor, shape)
-            is_mask = masks.is_mask(factor)
+            is_mask = factor.is_mask
             values = jnp.where(spread, values, 0.0) if is_mask else values * spread
         return values.astype(self.dtype)
 
+    @property
+    def value(self) -> Value:
+        """The array, made of its parts."""
 
-def of(walk: Walk, value: Value) -> Parts | None:
-    """The parts of dequantised 8-bit data, if they are smaller than the value."""
-    fact = walk.dequantised(value)
-    if fact is None or fact.guards or value.dtype not in dtypes.WIDE_FLOAT:
-        return None
-    parts = Parts(fact, value.dtype)
-    size = sum(part.size * part.dtype.itemsize for part in parts.values)
-    return parts if size < value.size * value.dtype.itemsize else None
+        def run(*arrays: Array) -> Array:
+            return self.dequantised(iter(arrays))
+
+        return graph.derived("dequantise", run, self.values, self.fact.q.shape, self.dtype)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts."""
+        return sum(part.size * part.dtype.itemsize for part in self.values)
 
 
 def _spread(small: Array, factor: Factor, shape: Shape) -> Array:

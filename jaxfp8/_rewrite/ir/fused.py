@@ -1,53 +1,95 @@
-"""Fuses steps into one scaled dot, or names the step that does not fit.
+"""A dot with the steps after it, as one scaled dot; or the step that does not fit.
 
 A kernel works in one order: `activation(sum * scales + residual + bias) / out_scale`, then clip,
-round and convert. `fuse` takes the steps after a dot one by one, and no step may overtake another.
+round and convert. It takes the steps after a dot one by one, and no step may overtake another.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 
 from jaxfp8._rewrite.ir import casts, constants, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors, combine, full_tiles
-from jaxfp8._rewrite.ir.facts import Product, ScaledDot
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.steps import (
-    Activation,
-    Bias,
-    Cast,
-    Clip,
-    Quantize,
-    Residual,
-    Round,
-    Same,
-    Scale,
-    Step,
-    View,
-)
+from jaxfp8._rewrite.ir.sides import Side, grows_too_fine
+from jaxfp8._rewrite.ir.sites import DotSite
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
+
+Args = ParamSpec("Args")
+Apply = Callable[Concatenate["FusedDot", Args], str | None]
 
 # The stages of a kernel's work, in its order.
 _STAGES = ("sum", "activation", "amax", "out scale", "clip or rounding", "quantised output")
 _ORDER = {stage: i for i, stage in enumerate(_STAGES)}
 # At these stages a call cannot stop.
 _PENDING = ("out scale", "clip or rounding")
-# For each step the latest stage allowed before it, and its verb.
-_FOLLOWS: dict[type[Step], tuple[str, str]] = {
-    Bias: ("sum", "adds a bias"),
-    Residual: ("sum", "adds a residual"),
-    Activation: ("sum", "is an activation"),
-    Scale: ("out scale", "scales"),
-    Cast: ("clip or rounding", "converts"),
-    Clip: ("clip or rounding", "clips"),
-    Round: ("clip or rounding", "rounds"),
-    Quantize: ("clip or rounding", "quantises"),
-    Same: ("quantised output", "renames"),
-    View: ("quantised output", "views"),
-}
+
+
+def _step(last: str, verb: str, *, in_int32: bool = False) -> Callable[[Apply[Args]], Apply[Args]]:
+    """A step that may follow stages up to `last`; it returns a sentence if it does not fit."""
+
+    def checking(apply: Apply[Args]) -> Apply[Args]:
+        @functools.wraps(apply)
+        def checked(fused: FusedDot, *args: Args.args, **kwargs: Args.kwargs) -> str | None:
+            if _ORDER[fused.stage] > _ORDER[last]:
+                return f"{verb} after the {fused.stage}"
+            if fused.dtype == dtypes.INT32 and not in_int32:
+                return f"{verb} in int32, where a kernel computes in float32"
+            return apply(fused, *args, **kwargs)
+
+        return checked
+
+    return checking
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledDot:
+    """A candidate for a scaled dot: its site and its two sides."""
+
+    site: DotSite
+    lhs: Side
+    rhs: Side
+
+    @property
+    def out(self) -> Value:
+        """The output of the dot."""
+        return self.site.op.outputs[0]
+
+    @property
+    def out_shape(self) -> Shape:
+        """The shape of the output of the dot."""
+        return self.out.shape
+
+    def side_of(self, factor: Factor) -> Literal["lhs", "rhs"] | None:
+        """The side with all varying axes of an output factor; None if neither has them."""
+        varying = set(factor.varying())
+        if varying <= set(self.rhs.output):
+            return "rhs"
+        return "lhs" if varying <= set(self.lhs.output) else None
+
+    def side_of_numbers(self, lhs: Factors, rhs: Factors) -> Literal["lhs", "rhs"]:
+        """The 8-bit side to give scalar scales to, next to scales `lhs` and `rhs`.
+
+        The default is the right side. It is the left side if only the right one has a vector of
+        scales: a vector times a number would be one more operation.
+        """
+        if self.lhs.scaled is None or self.rhs.scaled is None:
+            return "lhs" if self.rhs.scaled is None else "rhs"
+        left, right = (
+            any(factor.varying() for factor in factors)
+            for factors in (self.lhs.factors + lhs, self.rhs.factors + rhs)
+        )
+        return "lhs" if right and not left else "rhs"
+
+    def too_fine(self, lhs: Factors, rhs: Factors) -> bool:
+        """Whether further scales of the sides give either side a scale for each element."""
+        return grows_too_fine(self.lhs, lhs) or grows_too_fine(self.rhs, rhs)
 
 
 @dataclasses.dataclass
@@ -103,36 +145,8 @@ class FusedDot:
         """Whether a call can compute exactly this."""
         return self.stage not in _PENDING
 
-    def apply(self, step: Step) -> str | None:
-        """Fuse one more step; returns a sentence if it does not fit."""
-        last, verb = _FOLLOWS[type(step)]
-        if _ORDER[self.stage] > _ORDER[last]:
-            return f"{verb} after the {self.stage}"
-        if self.dtype == dtypes.INT32 and not isinstance(step, Same | View | Cast):
-            return f"{verb} in int32, where a kernel computes in float32"
-        match step:
-            case Scale(factors):
-                return self._scale(factors)
-            case Bias(value):
-                return self._add_bias(value)
-            case Residual(value):
-                return self._add_residual(value)
-            case Activation(name, dtype):
-                self.activation = name
-                return self._cast(dtype)
-            case Cast(dtype):
-                return self._cast(dtype)
-            case Quantize(dtype):
-                return self._quantize(dtype)
-            case Clip(low, high):
-                self._clip(low, high)
-            case Round():
-                self.is_rounded = True
-            case View(op):
-                self.views += (op,)
-        return None
-
-    def _cast(self, dtype: np.dtype) -> str | None:
+    @_step("clip or rounding", "converts", in_int32=True)
+    def cast(self, dtype: np.dtype) -> str | None:
         """Convert to another float dtype."""
         if self.is_narrowed and dtype != np.float16:
             return f"widens what float16 may have made infinite to {dtype}"
@@ -140,8 +154,21 @@ class FusedDot:
         self.dtype = dtype
         return None
 
-    def _scale(self, factors: Factors) -> str | None:
-        """Scale the sides if only a bias came before, else the output."""
+    @_step("sum", "is an activation")
+    def activate(self, name: str, dtype: np.dtype) -> str | None:
+        """Apply an activation with a result of `dtype`."""
+        self.activation = name
+        return self.cast(dtype)
+
+    @_step("quantised output", "views", in_int32=True)
+    def view(self, op: Op) -> str | None:
+        """Transpose or reshape."""
+        self.views += (op,)
+        return None
+
+    @_step("out scale", "scales")
+    def scale(self, factors: Factors) -> str | None:
+        """Multiply by factors of the output: the sides if only a bias came before."""
         if self.stage != "sum" or self.residual is not None:
             self.out += factors
             return None
@@ -180,23 +207,37 @@ class FusedDot:
             return (*self.lhs, *map(self.dot.lhs.from_output, self.numbers)), self.rhs
         return self.lhs, (*self.rhs, *map(self.dot.rhs.from_output, self.numbers))
 
-    def _add_bias(self, value: Value) -> str | None:
+    @_step("sum", "adds a bias")
+    def add_bias(self, value: Value) -> str | None:
+        """Add an array of the output's rank; axes of size 1 broadcast."""
         bias = casts.cast(value, np.float32)
         self.bias = bias if self.bias is None else graph.add(self.bias, bias)
         return None
 
-    def _add_residual(self, value: Value) -> str | None:
+    @_step("sum", "adds a residual")
+    def add_residual(self, value: Value) -> str | None:
+        """Add an array of the output's shape."""
         if self.residual is not None:
             return "adds a second residual"
         self.residual = value
         return None
 
-    def _clip(self, low: float | None, high: float | None) -> None:
-        """Clip to the intersection of all clips."""
+    @_step("clip or rounding", "clips")
+    def clip(self, low: float | None, high: float | None) -> str | None:
+        """Clip to bounds, and so to the intersection of all clips; None is no bound."""
         self.low = max((b for b in (self.low, low) if b is not None), default=None)
         self.high = min((b for b in (self.high, high) if b is not None), default=None)
+        return None
 
-    def _quantize(self, dtype: np.dtype) -> str | None:
+    @_step("clip or rounding", "rounds")
+    def round(self) -> str | None:
+        """Round to the nearest whole number, ties to even."""
+        self.is_rounded = True
+        return None
+
+    @_step("clip or rounding", "quantises")
+    def quantize(self, dtype: np.dtype) -> str | None:
+        """Convert to an 8-bit dtype."""
         low, high = dtypes.finite_range(dtype)
         if dtypes.is_float8(dtype):
             if (self.low, self.high) != (low, high) or self.is_rounded:
@@ -247,19 +288,3 @@ def _scaled_bias(bias: Value, factor: Factor, out_shape: Shape) -> Value | None:
         if tile not in (1, max(size, 1)):
             return None
     return graph.multiply(bias, casts.cast(factor.small, np.float32))
-
-
-def fuse(product: Product, amax_of: Product | None = None) -> FusedDot | str:
-    """The scaled dot of a product, or a sentence about the step that does not fit.
-
-    Args:
-      product: the dot and its steps.
-      amax_of: the step after which the call also gives the amax.
-    """
-    fused = FusedDot(product.dot, product.dot.out.dtype)
-    for part in reversed(product.ancestry()):
-        if part.step is not None and (reason := fused.apply(part.step)):
-            return reason
-        if part is amax_of:
-            fused.gives_amax = True
-    return fused
