@@ -66,6 +66,11 @@ class Context(abc.ABC):
         wide = value.dtype not in dtypes.EIGHT_BIT
         return fact if wide and isinstance(fact, Scaled) else None
 
+    def data(self, value: Value) -> Scaled | Scales | None:
+        """The 8-bit data or the scales behind a value."""
+        fact = self.scaled(value) or self.facts.get(value)
+        return fact if isinstance(fact, Scaled | Scales) else None
+
     def lost(self, value: Value) -> Lost | None:
         """The op that ended the 8-bit fact behind a value, if any did."""
         fact = self.facts.get(value)

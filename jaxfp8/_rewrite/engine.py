@@ -289,8 +289,8 @@ def explain(
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
       >>> f = lambda x, q: x @ (q.astype(jnp.float32) * 0.5)
-      >>> found = jaxfp8.explain(f)(jnp.ones((2, 3)), jnp.ones((3, 4), jnp.float8_e4m3fn))
-      >>> len(found.matched), len(found.missed)
+      >>> report = jaxfp8.explain(f)(jnp.ones((2, 3)), jnp.ones((3, 4), jnp.float8_e4m3fn))
+      >>> len(report.matched), len(report.missed)
       (1, 0)
     """
     _check_callable("explain", fun)

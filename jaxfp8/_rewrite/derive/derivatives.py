@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import core
 
 from jaxfp8._call.library.targets import Target
 from jaxfp8._rewrite.derive import ruled
@@ -85,21 +84,13 @@ def differentiable(
     return call
 
 
-def _holds(jaxpr: graph.Jaxpr, name: str) -> bool:
-    """Whether a jaxpr holds an equation of this primitive, at any depth."""
-    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(
-        _holds(inner, name) for inner in core.subjaxprs(jaxpr)
-    )
-
-
 def _reaches(jaxpr: graph.Jaxpr, active: Iterable[Any], name: str) -> bool:
     """Whether an equation of this primitive, at any depth, depends on active variables."""
     moving = set(active)
     for eqn in jaxpr.eqns:
         if any(not compat.is_literal(v) and v in moving for v in eqn.invars):
-            if eqn.primitive.name == name:
-                return True
-            if any(_holds(inner, name) for inner in compat.subjaxprs(eqn)):
+            inner = (e for jaxpr in compat.subjaxprs(eqn) for e in graph.equations(jaxpr))
+            if any(e.primitive.name == name for e in (eqn, *inner)):
                 return True
             moving.update(eqn.outvars)
     return False

@@ -33,7 +33,7 @@ from jaxfp8._rewrite.plan.body import Body
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.regions import JITS, functions
 from jaxfp8._rewrite.regions.borders import Border
-from jaxfp8._rewrite.regions.registry import Region, new_op, walk_inside
+from jaxfp8._rewrite.regions.registry import Region, walk_inside
 from jaxfp8._rewrite.rules import scaled_products
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import Shape
@@ -211,11 +211,8 @@ def _jit(walk: Context, op: Op) -> Sequence[Value] | None:
     for value, arg in zip(op.inputs, args, strict=True):
         if (fact := walk.scaled(value)) is not None:
             border.inner.facts[arg] = fact
-    inside = border.settle(walk_inside(border.inner, op, op.params["jaxpr"], args), keep=args)
-    if not inside.changed:
-        return None
-    run = functools.partial(functions.bind_jit, op, inside.program.run)
-    return new_op(walk, op, op.inputs, lambda *arrays: run(arrays)).outputs
+    outputs = walk_inside(border.inner, op, op.params["jaxpr"], args)
+    return functions.rebuilt_jit(walk, op, border.settle(outputs, keep=args))
 
 
 def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
@@ -378,7 +375,4 @@ def _settle(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Pr
 
 def _holds_dot(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr holds a dot, at any depth."""
-    return any(
-        eqn.primitive.name in _DOTS or any(map(_holds_dot, compat.subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive.name in _DOTS for eqn in graph.equations(jaxpr))

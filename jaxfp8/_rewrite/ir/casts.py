@@ -117,16 +117,7 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
 
     A custom call takes FP8 as it is. XLA on the CPU copies a whole parameter to bitcast it.
     """
-    op = value.op
-    if value.dtype == dtype or op is None:
-        return value
-    if op.name == "bitcast_convert_type" and op.inputs[0].dtype == dtype:
-        return op.inputs[0]
-    if op.name in _BYTE_EXACT and len(op.inputs) == 1:
-        source = undo_bitcast(op.inputs[0], dtype)
-        if source.dtype == dtype:
-            return _moved(op, source)
-    return value
+    return _before(value, (dtype,), (value.dtype,), "bitcast_convert_type", _BYTE_EXACT)
 
 
 def as_another(x: Array, dtype: np.dtype) -> Array:
@@ -193,7 +184,7 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
       value: an array that may have been cast.
       dtypes: the narrow dtypes to look for: `EIGHT_BIT_INTS` or `SIXTEEN_BIT_FLOATS`.
     """
-    source = _before_casts(value, dtypes, _HOLD[dtypes])
+    source = _before(value, dtypes, _HOLD[dtypes])
     return source if dtypes != _dtypes.SIXTEEN_BIT_FLOATS or _is_stored(source) else value
 
 
@@ -218,24 +209,28 @@ def _is_computed(value: Value) -> bool:
 
 def undo_rounding(value: Value) -> Value:
     """The float32 array before one cast to bfloat16, with the moves since; or the value."""
-    return _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
+    return _before(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
 
 
-def _before_casts(
-    value: Value, wanted: tuple[np.dtype, ...], through: tuple[np.dtype, ...]
+def _before(
+    value: Value,
+    wanted: tuple[np.dtype, ...],
+    through: tuple[np.dtype, ...],
+    cast: str = "convert_element_type",
+    moves: tuple[str, ...] = _MOVES,
 ) -> Value:
     """The array of a wanted dtype before moves, and casts to dtypes of `through`; or the value."""
-    moves: list[Op] = []
+    moved: list[Op] = []
     source = value
     while source.dtype not in wanted:
         op = source.op
         if op is None or source.dtype not in through or len(op.inputs) != 1:
             return value
-        if op.name in _MOVES:
-            moves.append(op)
-        elif op.name != "convert_element_type":
+        if op.name in moves:
+            moved.append(op)
+        elif op.name != cast:
             return value
         source = op.inputs[0]
-    for op in reversed(moves):
+    for op in reversed(moved):
         source = _moved(op, source)
     return source

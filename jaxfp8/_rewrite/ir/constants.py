@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.ir import emit, graph
+from jaxfp8._rewrite.ir.graph import Array, Value
 
 _PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
 
@@ -36,36 +37,20 @@ _MOST_KNOWN = 2**22
 
 def known(value: Value) -> np.ndarray | None:
     """The entries of a constant array. None if it depends on an input or is large."""
-    order: dict[Op, None] = {}
-    stack = [(value, False)]
-    while stack:
-        top, is_ready = stack.pop()
-        if top.size > _MOST_KNOWN or (top.op is None and _given(top) is None):
+    for source in graph.behind([value]):
+        is_unknown = source.op is None and _given(source) is None
+        if is_unknown or source.size > _MOST_KNOWN or (source.op and source.op.effectful):
             return None
-        if top.op is None or top.op in order:
-            continue
-        if top.op.effectful:
-            return None
-        if is_ready:
-            order[top.op] = None
-        else:
-            stack += [(top, True), *((source, False) for source in top.op.inputs)]
-    return _evaluated(value, list(order))
-
-
-def _evaluated(value: Value, ops: list[Op]) -> np.ndarray:
-    env: dict[Value, Array] = {}
-
-    def read(value: Value) -> Array:
-        array = _given(value) if value.op is None else env[value]
-        assert array is not None, "`known` looked"
-        return array
-
     # The user's transfer guard and NaN check concern the function, not this evaluation.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.debug_nans(False):
-        for op in ops:
-            env.update(zip(op.outputs, op.evaluate(*map(read, op.inputs)), strict=True))
-    return np.asarray(read(value))
+        return np.asarray(evaluated(value))
+
+
+def evaluated(value: Value) -> Array:
+    """A value that depends on known arrays alone."""
+    given = [(v, v.concrete) for v in graph.behind([value]) if v.op is None and v.literal is None]
+    inputs, arrays = [v for v, _ in given], [array for _, array in given if array is not None]
+    return emit.schedule([value], (), {}, inputs).run(arrays)[0]
 
 
 def _given(value: Value) -> Array | None:

@@ -177,6 +177,14 @@ def equation_op(eqn: Equation, inputs: Sequence[Value], callers: Callers = ()) -
     return op
 
 
+def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
+    """The equations of a jaxpr, at any depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in compat.subjaxprs(eqn):
+            yield from equations(inner)
+
+
 _NO_ARRAY = np.dtype(bool)  # placeholder for the type of a token; nothing reads it
 
 

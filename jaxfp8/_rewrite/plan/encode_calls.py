@@ -23,7 +23,7 @@ from jaxfp8._rewrite.ir.numbering import Numbering
 from jaxfp8._rewrite.plan import produced, row_programs
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.produced import Produced, is_in_memory
-from jaxfp8._rewrite.plan.row_programs import Row
+from jaxfp8._rewrite.plan.row_programs import RowProgram
 
 _IDENTITIES = ("stop_gradient", "undifferentiated")
 # Encodings of one value, to one dtype and in one layout.
@@ -58,7 +58,7 @@ def _before_identities(value: Value) -> Value:
     return value
 
 
-def _known(groups: Iterable[Group]) -> Iterator[tuple[Value, list[Op], Row]]:
+def _known(groups: Iterable[Group]) -> Iterator[tuple[Value, list[Op], RowProgram]]:
     """The groups with values that a call can make."""
     norms = row_programs.Norms(Numbering())
     for y, ops in groups:
@@ -72,7 +72,7 @@ def _known(groups: Iterable[Group]) -> Iterator[tuple[Value, list[Op], Row]]:
             yield y, ops, row
 
 
-def _call(row: Row, y: Value, ops: list[Op]) -> Produced:
+def _call(row: RowProgram, y: Value, ops: list[Op]) -> Produced:
     """The call in place of encodings of `y`."""
     like, norm = ops[0].params["spec"], row.norm
     spec = ProduceSpec(

@@ -16,7 +16,7 @@ from jaxfp8._call.ops.produce_call import quantize_produced
 from jaxfp8._call.reference.produce_reference import ProduceSpec
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.plan.body import Body, Replaced
-from jaxfp8._rewrite.plan.row_programs import Row
+from jaxfp8._rewrite.plan.row_programs import RowProgram
 from jaxfp8._value.spec import Shape
 
 # What XLA does not fuse with what reads it.
@@ -34,7 +34,7 @@ class Produced:
         where they are given.
     """
 
-    row: Row
+    row: RowProgram
     replaced: Replaced
     swallowed: Op | None
 

@@ -23,7 +23,7 @@ from jaxfp8._rewrite.plan import produced, quantized_rows, row_programs, row_sca
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.produced import Produced
 from jaxfp8._rewrite.plan.quantized_rows import QuantizedRows
-from jaxfp8._rewrite.plan.row_programs import Row
+from jaxfp8._rewrite.plan.row_programs import RowProgram
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import dtypes
 
@@ -78,7 +78,9 @@ class _Maker:
             return _FUSED
         return self._call(rows, x, row, *scale)
 
-    def _call(self, rows: QuantizedRows, x: Value, row: Row, rule: RowScale, amax: Op) -> Produced:
+    def _call(
+        self, rows: QuantizedRows, x: Value, row: RowProgram, rule: RowScale, amax: Op
+    ) -> Produced:
         key = (self._number(x), rows.codes.dtype, rule)
         if key not in self._outputs:
             self._outputs[key] = _outputs(row, rows.codes.dtype, rule)
@@ -116,7 +118,7 @@ def _clips_rows_with_nan(rows: QuantizedRows, rule: RowScale) -> bool:
     return rows.lowest != lowest and not math.isnan(rule.of_nan)
 
 
-def _outputs(row: Row, dtype: np.dtype, rule: RowScale) -> tuple[Value, ...]:
+def _outputs(row: RowProgram, dtype: np.dtype, rule: RowScale) -> tuple[Value, ...]:
     """The codes, the scales and the maxima of a call."""
     spec = ProduceSpec(
         dtype=dtype,

@@ -27,7 +27,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Row:
+class RowProgram:
     """How rows are made of `x`.
 
     Attributes:
@@ -61,7 +61,7 @@ class Row:
         return " and ".join(parts + ["a factor"] * self.has_factor)
 
 
-def elementwise(y: Value, in_memory: Callable[[Value], bool]) -> Row | None:
+def elementwise(y: Value, in_memory: Callable[[Value], bool]) -> RowProgram | None:
     """The rows as an activation and a factor; `y` itself where there is neither.
 
     Args:
@@ -70,9 +70,9 @@ def elementwise(y: Value, in_memory: Callable[[Value], bool]) -> Row | None:
         what is read with what made it.
     """
     if in_memory(y):
-        return Row(x=y)
-    if (found := _activated(y, in_memory)) is not None:
-        return Row(x=found[0], activation=found[1])
+        return RowProgram(x=y)
+    if (activated := _activated(y, in_memory)) is not None:
+        return RowProgram(x=activated[0], activation=activated[1])
     op = graph.producer(y, "mul")
     for one, other in () if op is None else (op.inputs, op.inputs[::-1]):
         if any(v.shape != y.shape or v.dtype != y.dtype for v in (one, other)) or not in_memory(
@@ -80,18 +80,18 @@ def elementwise(y: Value, in_memory: Callable[[Value], bool]) -> Row | None:
         ):
             continue
         if in_memory(one):
-            return Row(x=one, others=(other,))
-        if (found := _activated(one, in_memory)) is not None:
-            return Row(x=found[0], others=(other,), activation=found[1])
+            return RowProgram(x=one, others=(other,))
+        if (activated := _activated(one, in_memory)) is not None:
+            return RowProgram(x=activated[0], others=(other,), activation=activated[1])
     return None
 
 
-def rounded(y: Value, in_memory: Callable[[Value], bool]) -> Row | None:
+def rounded(y: Value, in_memory: Callable[[Value], bool]) -> RowProgram | None:
     """The values as the rounding of a float32 array, such as a master weight."""
     op = graph.producer(_reshaped(y), "convert_element_type")
     if op is None or op.inputs[0].dtype != _FLOAT32 or not in_memory(op.inputs[0]):
         return None
-    return Row(x=graph.reshape(op.inputs[0], y.shape))
+    return RowProgram(x=graph.reshape(op.inputs[0], y.shape))
 
 
 def _activated(value: Value, in_memory: Callable[[Value], bool]) -> tuple[Value, str] | None:
@@ -102,8 +102,8 @@ def _activated(value: Value, in_memory: Callable[[Value], bool]) -> tuple[Value,
     if last.name == "max" and 0 in (numbers := [constants.number(v) for v in last.inputs]):
         base = last.inputs[1 - numbers.index(0)]
         return (base, "relu") if in_memory(base) and base.dtype == value.dtype else None
-    found = curves.identify(last, _curves(last.outputs[0], in_memory, {}))
-    return found if found and found[0].dtype == value.dtype else None
+    activation = curves.identify(last, _curves(last.outputs[0], in_memory, {}))
+    return activation if activation and activation[0].dtype == value.dtype else None
 
 
 # How many operations an activation may have.
@@ -130,7 +130,7 @@ class Norms:
     def __init__(self, number: Numbering) -> None:
         self._number = number
 
-    def read(self, y: Value) -> Row | None:
+    def read(self, y: Value) -> RowProgram | None:
         """The norm that made `y`, of 16 bits; None where none did."""
         before, _ = _unrounded(y, y.dtype)
         op = graph.producer(before, "add")
@@ -143,7 +143,7 @@ class Norms:
                 return dataclasses.replace(row, others=(*row.others, vector), norm=norm)
         return self._gained(before, y)
 
-    def _gained(self, value: Value, y: Value) -> Row | None:
+    def _gained(self, value: Value, y: Value) -> RowProgram | None:
         """A norm, and a gain maybe: before it is rounded."""
         factors = _factors(value)
         for i, wide in enumerate(factors):
@@ -159,7 +159,7 @@ class Norms:
                 return dataclasses.replace(row, others=tuple(gain), norm=norm)
         return None
 
-    def _of_wide(self, wide: Value, inverse: list[Value], y: Value) -> Row | None:
+    def _of_wide(self, wide: Value, inverse: list[Value], y: Value) -> RowProgram | None:
         """The norm of which a value is the part as large as `y`, without its gain."""
         if inverse:
             return self._normalised(wide, inverse[0], y)
@@ -175,7 +175,7 @@ class Norms:
                 )
         return None
 
-    def _normalised(self, wide: Value, inverse: Value, y: Value) -> Row | None:
+    def _normalised(self, wide: Value, inverse: Value, y: Value) -> RowProgram | None:
         """`wide` divided by its root mean square."""
         root = graph.producer(_reshaped(inverse), "rsqrt")
         total = None if root is None else graph.producer(_reshaped(root.inputs[0]), "add")
@@ -189,11 +189,11 @@ class Norms:
         for variance, epsilon in (total.inputs, total.inputs[::-1]):
             number = constants.number(epsilon)
             if number is not None and self._is_variance(variance, x, centred=centred):
-                found = (inverse,) if mean is None else (inverse, mean)
-                return Row(
+                of_rows = (inverse,) if mean is None else (inverse, mean)
+                return RowProgram(
                     x=graph.reshape(source.inputs[0], y.shape),
                     norm=Norm(epsilon=number, centred=centred),
-                    of_rows=tuple(graph.reshape(value, rows) for value in found),
+                    of_rows=tuple(graph.reshape(value, rows) for value in of_rows),
                 )
         return None
 

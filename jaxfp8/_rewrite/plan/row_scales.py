@@ -27,12 +27,16 @@ _FLOAT32 = np.dtype(np.float32)
 _TESTS = {"eq": (2, False), "le": (2, False), "ne": (1, False), "gt": (1, True)}
 
 
+class _NoRule(Exception):
+    """A scale is none of these; its text says why."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Read:
-    """A scale, as far as it was read back.
+class _Steps:
+    """What a program does to the maxima, as far as it was read back.
 
     Attributes:
-      amax: the op that finds the maxima.
+      amax: the op that gives the maxima.
       divided: whether they were divided by the largest code.
       amax_floor, scale_floor: the least number before and after that.
       of_zeros: what a guard gives for 0; None without a guard.
@@ -46,9 +50,14 @@ class _Read:
     of_zeros: float | None = None
     guards_nan: bool = False
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is neither a guard nor a floor."""
+        return self.of_zeros is None and not (self.amax_floor or self.scale_floor)
+
 
 def read(scale: Value, dtype: np.dtype, is_amax: Callable[[Op], bool]) -> tuple[RowScale, Op] | str:
-    """The rule that makes a scale, and the op that finds the maxima; or why there is none.
+    """The rule that makes a scale, and the op that gives the maxima; or why there is none.
 
     Args:
       scale: float32.
@@ -56,52 +65,52 @@ def read(scale: Value, dtype: np.dtype, is_amax: Callable[[Op], bool]) -> tuple[
       is_amax: whether an op gives the maxima of what is quantised.
     """
     highest = dtypes.finite_range(dtype)[1]
-    found = _read(scale, highest, is_amax)
-    if isinstance(found, str):
-        return found
-    if not found.divided:
-        return _no_rule(highest)
-    least = max(float(np.float32(found.amax_floor) * per(highest)), found.scale_floor)
-    of_zeros = least if found.of_zeros is None else found.of_zeros
+    try:
+        steps = _steps(scale, highest, is_amax)
+        _need(steps.divided)
+    except _NoRule as why:
+        form = (
+            f"its scale is not the largest magnitude / {highest:g}, floored or with a guard for 0"
+        )
+        return str(why) or form
+    least = max(float(np.float32(steps.amax_floor) * per(highest)), steps.scale_floor)
+    of_zeros = least if steps.of_zeros is None else steps.of_zeros
     rule = RowScale(
-        amax_floor=found.amax_floor,
-        scale_floor=found.scale_floor,
+        amax_floor=steps.amax_floor,
+        scale_floor=steps.scale_floor,
         of_zeros=of_zeros,
-        of_nan=of_zeros if found.guards_nan else math.nan,
+        of_nan=of_zeros if steps.guards_nan else math.nan,
     )
-    return rule, found.amax
+    return rule, steps.amax
 
 
-def _no_rule(highest: float) -> str:
-    return f"its scale is not the largest magnitude / {highest:g}, floored or with a guard for 0"
+def _need(condition: bool) -> None:
+    if not condition:
+        raise _NoRule
 
 
-def _read(value: Value, highest: float, is_amax: Callable[[Op], bool]) -> _Read | str:
+def _steps(value: Value, highest: float, is_amax: Callable[[Op], bool]) -> _Steps:
     value = before_reshapes(value)
     op = value.op
     if op is None:
-        return "its scale is given"
+        raise _NoRule("its scale is given")
     if is_amax(op):
-        return _Read(op)
+        return _Steps(op)
     if op.name == "select_n":
         return _guarded(op, highest, is_amax)
-    if op.name != "max" and (op.name not in ("mul", "div") or value.dtype != _FLOAT32):
-        return _no_rule(highest)
+    _need(op.name == "max" or (op.name in ("mul", "div") and value.dtype == _FLOAT32))
     numbers = [constants.number(v) for v in op.inputs]
     at = 1 if numbers[1] is not None or op.name == "div" else 0
     constant = numbers[at]
     if constant is None:
-        return _no_rule(highest)
-    found = _read(op.inputs[1 - at], highest, is_amax)
-    if isinstance(found, str):
-        return found
+        raise _NoRule
+    steps = _steps(op.inputs[1 - at], highest, is_amax)
     if op.name == "max":
-        return _floored(found, constant) or _no_rule(highest)
+        return _floored(steps, constant)
     wanted = highest if op.name == "div" else float(per(highest))
-    if found.divided or constant != wanted:
-        return _no_rule(highest)
-    of_zeros = None if found.of_zeros is None else float(np.float32(found.of_zeros) * per(highest))
-    return dataclasses.replace(found, divided=True, of_zeros=of_zeros)
+    _need(not steps.divided and constant == wanted)
+    of_zeros = None if steps.of_zeros is None else float(np.float32(steps.of_zeros) * per(highest))
+    return dataclasses.replace(steps, divided=True, of_zeros=of_zeros)
 
 
 def before_reshapes(value: Value) -> Value:
@@ -116,32 +125,26 @@ def before_reshapes(value: Value) -> Value:
     return value
 
 
-def _floored(found: _Read, floor: float) -> _Read | None:
+def _floored(steps: _Steps, floor: float) -> _Steps:
     """After `max` with a number."""
-    if found.of_zeros is not None or not 0 < floor < np.inf:
-        return None
-    if found.divided:
-        return dataclasses.replace(found, scale_floor=max(found.scale_floor, floor))
-    return dataclasses.replace(found, amax_floor=max(found.amax_floor, floor))
+    _need(steps.of_zeros is None and 0 < floor < np.inf)
+    if steps.divided:
+        return dataclasses.replace(steps, scale_floor=max(steps.scale_floor, floor))
+    return dataclasses.replace(steps, amax_floor=max(steps.amax_floor, floor))
 
 
-def _guarded(op: Op, highest: float, is_amax: Callable[[Op], bool]) -> _Read | str:
+def _guarded(op: Op, highest: float, is_amax: Callable[[Op], bool]) -> _Steps:
     """After `where` has put another number for a maximum, or a scale, of 0."""
     test = before_reshapes(op.inputs[0]).op
     if len(op.inputs) != 3 or test is None or test.name not in _TESTS:
-        return _no_rule(highest)
+        raise _NoRule
     zeros_at, with_nan = _TESTS[test.name]
     of_zeros = constants.number(op.inputs[zeros_at])
-    found = _read(op.inputs[3 - zeros_at], highest, is_amax)
-    tested = _read(test.inputs[0], highest, is_amax)
-    if isinstance(found, str) or isinstance(tested, str):
-        return found if isinstance(found, str) else _no_rule(highest)
-    if not (_is_bare(found) and _is_bare(tested)) or constants.number(test.inputs[1]) != 0:
-        return _no_rule(highest)
-    if of_zeros is None or not 0 < of_zeros < np.inf:
-        return _no_rule(highest)
-    return dataclasses.replace(found, of_zeros=of_zeros, guards_nan=with_nan)
-
-
-def _is_bare(found: _Read) -> bool:
-    return found.of_zeros is None and not (found.amax_floor or found.scale_floor)
+    steps = _steps(op.inputs[3 - zeros_at], highest, is_amax)
+    try:
+        tested = _steps(test.inputs[0], highest, is_amax)
+    except _NoRule:
+        raise _NoRule from None  # the reason is that of the scale, not of the test
+    _need(steps.is_bare and tested.is_bare and constants.number(test.inputs[1]) == 0)
+    _need(of_zeros is not None and 0 < of_zeros < np.inf)
+    return dataclasses.replace(steps, of_zeros=of_zeros, guards_nan=with_nan)

@@ -211,11 +211,9 @@ class Walk(Context):
         if not curves:
             return None
         self.curves[op.outputs[0]] = curves
-        found = _curves.identify(op, curves)
-        if found is None:
-            return None
-        base = self.product(found[0])
-        return epilogue.activate(base, op, found[1]) if base else None
+        base, name = _curves.identify(op, curves) or (None, "")
+        product = None if base is None else self.product(base)
+        return None if product is None else epilogue.activate(product, op, name)
 
     def _trail_of_many(self, op: Op) -> None:
         """Note where dequantised values end in an op with several outputs without a rule."""

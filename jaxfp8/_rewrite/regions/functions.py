@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir.graph import Array, Op, Params, Value
 from jaxfp8._rewrite.ir.wholes import Whole
 from jaxfp8._rewrite.regions import exits
-from jaxfp8._rewrite.regions.borders import Border
+from jaxfp8._rewrite.regions.borders import Border, Inside
 from jaxfp8._rewrite.regions.registry import extra_outputs, new_op, rebuilt, region, walk_inside
 from jaxfp8._rewrite.rules.registry import lost
 from jaxfp8._value import compat
@@ -33,14 +33,17 @@ def jit(walk: Context, op: Op) -> Sequence[Value] | None:
     ended = lost(op, "takes dequantised values, and donates or shards", "dequantise inside it")
     args = [border.enter_plain(value, ended) for value in op.inputs]
     outputs = walk_inside(border.inner, op, op.params["jaxpr"], args)
-    inside = border.settle(outputs, keep=args)
+    return rebuilt_jit(walk, op, border.settle(outputs, keep=args))
+
+
+def rebuilt_jit(walk: Context, op: Op, inside: Inside) -> Sequence[Value] | None:
+    """The outputs of a jit with its own parameters and another inside, if that changed."""
 
     def run(*arrays: Array) -> Sequence[Array]:
-        return bind_jit(op, inside.program.run, arrays)
+        jaxpr = jax.make_jaxpr(lambda *xs: inside.program.run(xs))(*arrays)
+        return op.equation.primitive.bind(*arrays, **{**op.params, "jaxpr": jaxpr})
 
-    if not inside.changed:
-        return None
-    return new_op(walk, op, [value for value, _ in inside.sources], run).outputs
+    return rebuilt(walk, op, inside, run)
 
 
 def asks_for_nothing(params: Params) -> bool:
@@ -53,12 +56,6 @@ def asks_for_nothing(params: Params) -> bool:
         and all(layout is None for layout in layouts)
         and all(compat.is_unspecified(sharding) for sharding in shardings)
     )
-
-
-def bind_jit(op: Op, run: Callable[..., list[Array]], arrays: Sequence[Array]) -> Sequence[Array]:
-    """Bind a jit with its own parameters and another function of a list of arrays."""
-    jaxpr = jax.make_jaxpr(lambda *xs: run(xs))(*arrays)
-    return op.equation.primitive.bind(*arrays, **{**op.params, "jaxpr": jaxpr})
 
 
 @region("custom_jvp_call", "custom_vjp_call", "ruled_call", "closed_call", "core_call")

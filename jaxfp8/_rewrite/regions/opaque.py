@@ -112,9 +112,9 @@ def _hot(walk: Context, op: Op) -> list[bool]:
     ]
 
 
-def _tell(seen: Seen, found: Sequence[InnerDot], lost: Lost) -> None:
+def _tell(seen: Seen, dots: Sequence[InnerDot], lost: Lost) -> None:
     """Count dots, as missed ones if 8-bit data reaches them."""
-    for dot in found:
+    for dot in dots:
         lhs, rhs, *more = (graph.value_of(v.aval) for v in dot.eqn.invars)
         op = graph.equation_op(dot.eqn, [lhs, rhs, *more], dot.callers)
         if calls := scaled_products.calls_of(op):

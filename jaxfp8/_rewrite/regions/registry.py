@@ -34,7 +34,7 @@ def walk_inside(walk: Context, op: Op, jaxpr: object, inputs: Sequence[Value]) -
 
 
 def rebuilt(
-    walk: Context, op: Op, inside: Inside, run: Run, leaving: Sequence[Exit]
+    walk: Context, op: Op, inside: Inside, run: Run, leaving: Sequence[Exit] = ()
 ) -> Sequence[Value] | None:
     """The outputs of a rebuilt region, or None if nothing inside it changed or is known."""
     if not inside.changed and not is_known(leaving):
@@ -70,7 +70,7 @@ def is_known(leaving: Sequence[Exit]) -> bool:
 
 def state_facts(walk: Context, op: Op, outputs: Sequence[Value], leaving: Sequence[Exit]) -> None:
     """Add the extra outputs to a rebuilt region, and state the facts about the others."""
-    for value, exit_ in zip(outputs, leaving, strict=True):
+    for value, exit_ in zip(outputs, leaving, strict=False):
         given: dict[Value, Value] = {}
         for part in exit_.extra:
             given[part] = Value(exit_.shape(part), part.dtype, op, len(op.outputs))

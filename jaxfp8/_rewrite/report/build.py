@@ -223,8 +223,8 @@ def _certain_path(site: DotSite) -> str:
     """The path on the GPU here where the spec does not say it; "" elsewhere."""
     if site.joined > 0:
         return asked.WEIGHT_ONLY
-    found = site.captured
-    if found is None or found.compute is None or not int8_form.in_one_call(found.stored):
+    captured = site.captured
+    if captured is None or captured.compute is None or not int8_form.in_one_call(captured.stored):
         return ""
     return int8_form.PATH
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfp8._call.ops import int8_form
 from jaxfp8._ops import int8_compute
-from jaxfp8._rewrite.ir import emit
+from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sites import DotSite
@@ -113,18 +113,13 @@ def _note(side: str, dtype: str, value: Value, lines: Shape) -> str:
 
 def _evaluated(value: Value) -> jax.Array | None:
     """The array that a value is, where few operations make it of arrays that are known."""
-    program = emit.schedule([value], (), {}, ())
-    ops = [op for op, _ in program.ops]
+    behind = list(graph.behind([value]))
+    ops = {v.op for v in behind if v.op is not None}
     if len(ops) > _FARTHEST or any(op.effectful or _is_region(op) for op in ops):
         return None
-    read = {v for op in ops for v in op.inputs} | {value}
-    inputs = [v for v in read if v.op is None and v.literal is None]
-    if any(v.concrete is None for v in inputs):
+    if any(v.op is None and v.literal is None and v.concrete is None for v in behind):
         return None
-    (x,) = emit.Program(program.ops, tuple(inputs), program.outputs).run(
-        [v.concrete for v in inputs if v.concrete is not None]
-    )
-    return jax.numpy.asarray(x)
+    return jax.numpy.asarray(constants.evaluated(value))
 
 
 def _is_region(op: Op) -> bool:

@@ -42,8 +42,8 @@ _STYLES = {
     "remedy": "yellow",
 }
 
-Line = tuple[str, str]  # text and style
-Cell = list[Line]
+Piece = tuple[str, str]  # text and style
+Cell = list[Piece]
 
 
 def show(report: Findings) -> None:
@@ -79,7 +79,7 @@ def renderable(report: Findings, width: int) -> Any:
     return rich_console.Group(*(rich_text.Text.assemble(*line) for line in _table(report, width)))
 
 
-def _table(report: Findings, width: int) -> Iterator[list[Line]]:
+def _table(report: Findings, width: int) -> Iterator[list[Piece]]:
     """The printed lines, each as pieces with a style."""
     yield [(rows.headline(report), "bold")]
     cells = [_cells(row) for row in rows.rows(report)]

@@ -100,33 +100,21 @@ def _picked(
 
 
 def _with_nan_outside(walk: Context, op: Op) -> Fact | None:
-    """Rows out of bounds become NaN: arbitrary bytes with a scale of NaN."""
-    if not fills_with_nan(op):
+    """Rows out of bounds become NaN: bytes of the nearest row, with a scale of NaN."""
+    given = op.params["fill_value"]
+    if given is not None and not np.isnan(given):
         return lost(op, "fills rows out of bounds", 'index with mode="clip"')
-    clip = lax.GatherScatterMode.CLIP
+    clip, sizes = lax.GatherScatterMode.CLIP, op.params["slice_sizes"]
     clipped = dataclasses.replace(op, params={**op.params, "mode": clip})
-    fact = moved(walk, clipped, gather_factor, functools.partial(clipped_rows, op))
+
+    def data(q: Value) -> Value:
+        return _picked(op, q, sizes, op.outputs[0].shape, clip)
+
+    fact = moved(walk, clipped, gather_factor, data)
+    inside = gather_factor(op, _ones(op))  # 1 for each row within bounds, else NaN
     if not isinstance(fact, Scaled):
         return fact
-    inside = rows_inside(op)
     return None if inside is None else fact.scaled((inside,))
-
-
-def clipped_rows(op: Op, q: Value) -> Value:
-    """The bytes of whole rows; for a row out of bounds, those of the nearest row."""
-    clip = lax.GatherScatterMode.CLIP
-    return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, clip)
-
-
-def fills_with_nan(op: Op) -> bool:
-    """Whether a gather gives NaN for rows out of bounds."""
-    given = op.params["fill_value"]
-    return op.params["mode"] == _FILL and (given is None or bool(np.isnan(given)))
-
-
-def rows_inside(op: Op) -> Factor | None:
-    """A factor of 1 for each row within bounds, and of NaN for each row out of bounds."""
-    return gather_factor(op, _ones(op))
 
 
 def _ones(op: Op) -> Factor:
@@ -196,15 +184,15 @@ def _ramps(op: Op, index: np.ndarray) -> dict[int, tuple[int, int]] | None:
     """
     numbers, out = op.params["dimension_numbers"], op.outputs[0]
     places = [j for j in range(len(out.shape)) if j not in numbers.offset_dims]
-    found: dict[int, tuple[int, int]] = {}
+    ramps: dict[int, tuple[int, int]] = {}
     for column, axis in enumerate(numbers.start_index_map):
         ramp = _ramp(index[..., column])
-        if ramp is None or places[ramp[0]] in [place for place, _ in found.values()]:
+        if ramp is None or places[ramp[0]] in [place for place, _ in ramps.values()]:
             return None
-        found[axis] = places[ramp[0]], ramp[1]
+        ramps[axis] = places[ramp[0]], ramp[1]
         if -(-out.shape[places[ramp[0]]] // ramp[1]) > op.inputs[0].shape[axis]:
             return None
-    return found
+    return ramps
 
 
 def _stretched(

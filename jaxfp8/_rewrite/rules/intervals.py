@@ -58,7 +58,8 @@ class Range:
         return self.whole and -bound < self.low and self.high < bound
 
 
-Rule = Callable[[Op, list[Range]], Range]
+# From the ranges of an op's inputs to that of its output.
+Transfer = Callable[[Op, list[Range]], Range]
 Ends = Callable[[Range, Range], tuple[float, float]]
 
 
@@ -108,11 +109,11 @@ def _known(value: Value, seen: dict[Value, Range], depth: int) -> Range:
         return _of_array(np.asarray(value.literal, np.float64))
     if value.op is None or depth > _DEEPEST:
         return Range()
-    rule = _RULES.get(value.op.name)
-    if rule is None and value.op.name not in _PICKING:
+    transfer = _TRANSFERS.get(value.op.name)
+    if transfer is None and value.op.name not in _PICKING:
         return Range()
     inputs = [_bounds(v, seen, depth + 1) for v in value.op.inputs]
-    return inputs[0] if rule is None else rule(value.op, inputs)
+    return inputs[0] if transfer is None else transfer(value.op, inputs)
 
 
 def _of_array(array: np.ndarray) -> Range:
@@ -151,28 +152,28 @@ def _clamp(op: Op, inputs: list[Range]) -> Range:
     return _min(op, [_max(op, [source, low]), high])
 
 
-def _of_both(ends: Ends) -> Rule:
-    """A rule from the ends of two ranges to the ends of their result."""
+def _of_both(ends: Ends) -> Transfer:
+    """A transfer function from the ends of two ranges to the ends of their result."""
 
-    def rule(op: Op, inputs: list[Range]) -> Range:
+    def transfer(op: Op, inputs: list[Range]) -> Range:
         low, high = ends(*inputs)
         return Range(low, high, all(r.whole for r in inputs), any(r.nan for r in inputs))
 
-    return rule
+    return transfer
 
 
 _max = _of_both(lambda a, b: (max(a.low, b.low), max(a.high, b.high)))
 _min = _of_both(lambda a, b: (min(a.low, b.low), min(a.high, b.high)))
 
 
-def _arithmetic(ends: Ends) -> Rule:
+def _arithmetic(ends: Ends) -> Transfer:
     """Results on whole numbers are whole. Those on infinities may be NaN."""
 
-    def rule(op: Op, inputs: list[Range]) -> Range:
+    def transfer(op: Op, inputs: list[Range]) -> Range:
         known = _of_both(ends)(op, inputs)
         return known if math.isfinite(known.low) and math.isfinite(known.high) else Range()
 
-    return rule
+    return transfer
 
 
 def _products(a: Range, b: Range) -> tuple[float, float]:
@@ -205,7 +206,7 @@ def _iota(op: Op, inputs: list[Range]) -> Range:
     return Range(0.0, float(max(op.outputs[0].shape, default=1)), True, False)
 
 
-_RULES: dict[str, Rule] = {
+_TRANSFERS: dict[str, Transfer] = {
     "convert_element_type": _convert,
     "round": _round,
     "floor": _round,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jax import lax
@@ -23,7 +25,7 @@ from jaxfp8._rewrite.ir.factors import (
 )
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
+from jaxfp8._rewrite.ir.scaled import Scaled, Scales
 from jaxfp8._rewrite.rules.registry import lost, outputs_rule, rule
 from jaxfp8._rewrite.rules.views import slice_factor
 from jaxfp8._value.spec import Shape, tile_counts
@@ -130,34 +132,36 @@ def _joined_tile(factors: list[Factor], shapes: list[Shape], axis: int) -> int |
     return None if any(s[axis] % tile for s in shapes[:-1]) else tile
 
 
-@outputs_rule("split")
-def split(walk: Context, op: Op) -> list[Fact | None]:
-    """One slice for each output."""
-    out: list[Fact | None] = []
-    axis, start = op.params["axis"], 0
-    source = op.inputs[0]
-    fact = walk.scaled(source) or walk.fact(source)
-    for piece in op.outputs:
-        if not isinstance(fact, Scaled | Scales):
-            return [None] * len(op.outputs)
-        begin = [0] * len(source.shape)
-        begin[axis] = start
-        end = [b + s for b, s in zip(begin, piece.shape, strict=True)]
-        start = end[axis]
-        out.append(_sliced(fact, op, piece, begin, end))
-    return out
+@outputs_rule("split", "unstack")
+def split(walk: Context, op: Op) -> Sequence[Fact | None]:
+    """One slice for each output; unstacked ones without the axis."""
+    fact, axis = walk.data(op.inputs[0]), op.params["axis"]
+    if fact is None:
+        return [None] * len(op.outputs)
+    sizes = [v.shape[axis] if op.name == "split" else 1 for v in op.outputs]
+    ends = itertools.accumulate(sizes)
+    return [
+        _piece(fact, op, value, end - size, end)
+        for value, size, end in zip(op.outputs, sizes, ends, strict=True)
+    ]
 
 
-def _sliced(
-    fact: Scaled | Scales, op: Op, piece: Value, begin: list[int], end: list[int]
-) -> Scaled | Scales | Lost:
-    """The fact about a slice of the input of `op`."""
-    params = {"start_indices": begin, "limit_indices": end, "strides": None}
+def _piece(fact: Scaled | Scales, op: Op, value: Value, start: int, end: int) -> Fact:
+    """The fact about an output, a slice of the input along the axis of `op`."""
+    axis, shape = op.params["axis"], op.inputs[0].shape
+    begins, ends = _at((0,) * len(shape), axis, start), _at(shape, axis, end)
+    piece = Value(_at(shape, axis, end - start), value.dtype)
+    params = {"start_indices": begins, "limit_indices": ends, "strides": None}
     as_slice = dataclasses.replace(op, name="slice", params=params, outputs=(piece,))
-    move = functools.partial(slice_factor, as_slice)
+    kept = [a for a in range(len(shape)) if a != axis or op.name == "split"]
 
     def data(q: Value) -> Value:
-        return graph.derived("slice", lambda x: lax.slice(x, begin, end), [q], piece.shape, q.dtype)
+        run = functools.partial(lax.slice, start_indices=begins, limit_indices=ends)
+        return graph.reshape(graph.derived("slice", run, [q], piece.shape, q.dtype), value.shape)
+
+    def move(factor: Factor) -> Factor | None:
+        own = slice_factor(as_slice, factor)
+        return None if own is None else own.placed(kept, value.shape)
 
     if (part := fact.moved(data, move)) is not None:
         return part
@@ -166,44 +170,14 @@ def _sliced(
     return lost(as_slice, f"cuts through the tiles of a {what}", remedy)
 
 
-@outputs_rule("unstack")
-def unstack(walk: Context, op: Op) -> list[Fact | None]:
-    """One slice for each output, without the axis."""
-    source, axis = op.inputs[0], op.params["axis"]
-    fact = walk.scaled(source) or walk.fact(source)
-    if not isinstance(fact, Scaled | Scales):
-        return [None] * len(op.outputs)
-    return [_entry(fact, op, source, axis, i) for i in range(len(op.outputs))]
-
-
-def _entry(fact: Scaled | Scales, op: Op, source: Value, axis: int, place: int) -> Fact:
-    """The fact about one entry along an axis."""
-    begin, end = [0] * len(source.shape), list(source.shape)
-    begin[axis], end[axis] = place, place + 1
-    piece = Value(tuple(e - b for b, e in zip(begin, end, strict=True)), source.dtype)
-    sliced = _sliced(fact, op, piece, begin, end)
-    if isinstance(sliced, Lost):
-        return sliced
-
-    rest = [a for a in range(len(source.shape)) if a != axis]
-    shape = op.outputs[place].shape
-    entry = sliced.moved(lambda q: graph.reshape(q, shape), lambda f: f.placed(rest, shape))
-    assert entry is not None, "an axis of size 1 is dropped"
-    return entry
-
-
 @outputs_rule("optimization_barrier")
 def barrier(walk: Context, op: Op) -> list[Fact | None]:
     """Dequantised operands pass the barrier as bytes."""
-    out: list[Fact | None] = []
-    for value in op.inputs:
-        fact = walk.scaled(value)
-        if fact is None:
-            other = walk.fact(value)
-            out.append(other if isinstance(other, Scales) else None)
-            continue
-        q = graph.derived(
-            "optimization_barrier", lax.optimization_barrier, [fact.q], fact.q.shape, fact.q.dtype
+
+    def passed(q: Value) -> Value:
+        return graph.derived(
+            "optimization_barrier", lax.optimization_barrier, [q], q.shape, q.dtype
         )
-        out.append(dataclasses.replace(fact, q=q))
-    return out
+
+    facts = (walk.data(value) for value in op.inputs)
+    return [None if fact is None else fact.moved(passed, lambda factor: factor) for fact in facts]

@@ -33,7 +33,7 @@ _CALLS = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inside:
+class Reached:
     """The dots inside an equation, and its outputs returned hot."""
 
     dots: list[InnerDot]
@@ -73,9 +73,9 @@ def holds_eight_bit(jaxpr: Jaxpr) -> bool:
 
 def products(jaxpr: Jaxpr, hot: Iterable[Var], callers: Callers = ()) -> list[InnerDot]:
     """The dots in an open jaxpr, for the hot inputs in `hot`."""
-    found: list[InnerDot] = []
-    _flow(jaxpr, _settled(jaxpr, set(hot)), callers, found)
-    return found
+    dots: list[InnerDot] = []
+    _flow(jaxpr, _settled(jaxpr, set(hot)), callers, dots)
+    return dots
 
 
 def inside(
@@ -83,28 +83,28 @@ def inside(
     hot: Sequence[bool],
     callers: Callers = (),
     jaxprs: Sequence[Jaxpr] | None = None,
-) -> Inside:
+) -> Reached:
     """The contents of all or some jaxprs of an equation; `hot` marks its hot operands."""
-    found: list[InnerDot] = []
+    dots: list[InnerDot] = []
     inner = compat.subjaxprs(eqn) if jaxprs is None else jaxprs
-    return Inside(found, _enter(eqn, hot, callers, found, inner))
+    return Reached(dots, _enter(eqn, hot, callers, dots, inner))
 
 
-def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] | None) -> set[Var]:
+def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, dots: list[InnerDot] | None) -> set[Var]:
     """The hot variables of a jaxpr, from its hot inputs.
 
-    Dots are added to `found`.
+    The dots in it are added to `dots`.
     """
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     known = {v for v in inputs if v in hot or _is_eight_bit(v)}
     for eqn in jaxpr.eqns:
         marks = [not isinstance(v, Literal) and v in known for v in eqn.invars]
         if is_product(eqn):
-            if found is not None:
-                found.append(InnerDot(eqn, callers, any(marks[:2])))
+            if dots is not None:
+                dots.append(InnerDot(eqn, callers, any(marks[:2])))
             made: Iterable[Var] = ()
         elif compat.subjaxprs(eqn):
-            made = _enter(eqn, marks, callers, found, compat.subjaxprs(eqn))
+            made = _enter(eqn, marks, callers, dots, compat.subjaxprs(eqn))
         else:
             made = _passed_on(eqn) if any(marks) else ()
         known.update(made)
@@ -142,7 +142,7 @@ def _enter(
     eqn: Equation,
     marks: Sequence[bool],
     callers: Callers,
-    found: list[InnerDot] | None,
+    dots: list[InnerDot] | None,
     jaxprs: Sequence[Jaxpr],
 ) -> set[Var]:
     """The hot outputs and memory of an equation, by its inner jaxprs."""
@@ -153,7 +153,7 @@ def _enter(
         if not places and any(marks):
             hot = {*jaxpr.constvars, *jaxpr.invars}
         hot = _settled(jaxpr, hot, _carried(eqn, jaxpr))
-        known = _flow(jaxpr, hot, (*callers, eqn), found)
+        known = _flow(jaxpr, hot, (*callers, eqn), dots)
         given = zip(jaxpr.invars, (eqn.invars[i] for i in places), strict=False)
         made.update(
             own for v, own in given if v in known and not isinstance(own, Literal) and _is_ref(own)

@@ -38,8 +38,8 @@ def moved(
       move: makes a factor of the output from one of the operand; None if tiles do not allow it.
       data: makes the bytes of the output from those of the operand; by default `op` itself does.
     """
-    fact = walk.scaled(op.inputs[0]) or walk.fact(op.inputs[0])
-    if not isinstance(fact, Scaled | Scales):
+    fact = walk.data(op.inputs[0])
+    if fact is None:
         return None
     factor = functools.partial(move, op)
     out = fact.moved(data or functools.partial(replayed, op), factor)
@@ -231,5 +231,4 @@ def same(walk: Context, op: Op) -> Fact | None:
     source = op.inputs[0]
     if (product := walk.product(source)) is not None:
         return epilogue.same(product, op)
-    fact = walk.scaled(source) or walk.fact(source)
-    return fact if isinstance(fact, Scaled | Scales) else None
+    return walk.data(source)
