@@ -1,4 +1,4 @@
-"""What a rule may ask of the walk of a program, and tell it."""
+"""The walk of a program as rules see it."""
 
 from __future__ import annotations
 

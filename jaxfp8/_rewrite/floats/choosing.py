@@ -11,7 +11,7 @@ from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._recipes.selection import Selection, Where, unmatched_rules
 from jaxfp8._rewrite.floats.rounding import FloatDot, Rounded, Split
-from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Site
 from jaxfp8._value import dtypes
@@ -42,8 +42,7 @@ class Chooser:
         objection = _objection(dot)
         if objection is not None:
             return objection
-        site = DotSite(dot.op, ((dot.op.inputs[0], None), (dot.op.inputs[1], None)))
-        (row,) = report_of(self._fun, Seen([site])).sites
+        (row,) = report_of(self._fun, Seen([dot.site])).sites
         self._paths.add(row.path)
         if not self._selects(row.path, row):
             return "`where` does not choose it", "choose it in `where`"
@@ -98,7 +97,7 @@ def _not_in_int8(dot: FloatDot) -> tuple[str, str] | None:
     """Why the product cannot be computed in int8, and a remedy; None if it can."""
     if any(value.dtype in dtypes.FLOAT8 for value in dot.op.inputs):
         return "an operand is bare FP8 codes", "convert it to float32 or bfloat16 before the dot"
-    size = math.prod(dot.op.inputs[0].shape[axis] for axis in dot.axes(0)[0])
+    size = math.prod(dot.op.inputs[0].shape[axis] for axis in dot.site.contracting(0))
     if size > MOST_TERMS:
         remedy = "use a recipe without `compute`"
         return f"an int32 holds the sum of {MOST_TERMS} products of int8, and it has {size}", remedy

@@ -228,7 +228,7 @@ class _Rewriter(Rewriter):
             role = dot.roles[dot.weight]
             place = places.get(role.source, -1) if role.source is not None else -1
             if place >= 0:
-                axes = roles.source_axes(role, *dot.axes(dot.weight))
+                axes = roles.source_axes(role, *dot.site.axes(dot.weight))
                 chosen.setdefault(place, (how.operands[dot.weight], *axes))
         return chosen
 

@@ -36,7 +36,6 @@ from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.regions.registry import Region, walk_inside
 from jaxfp8._rewrite.rules import scaled_products
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import Shape
 
 _DOTS = ("dot_general",)
 # The second rounding of `compute="int8"`.
@@ -48,12 +47,12 @@ class FloatDot:
     """A dot of the float program.
 
     Attributes:
-      op: the dot.
+      site: the dot.
       roles: the origins of its operands.
       weight: the index of the weight among the operands, or None if neither is one.
     """
 
-    op: Op
+    site: DotSite
     roles: tuple[Role, Role]
     weight: int | None
 
@@ -61,12 +60,12 @@ class FloatDot:
     def rows(self) -> Any:
         """The rows M: the free axes of the activation, or of the left one of two."""
         index = 1 if self.weight == 0 else 0
-        return rows_of(self.op.inputs[index].shape, *self.axes(index))
+        return rows_of(self.op.inputs[index].shape, *self.site.axes(index))
 
-    def axes(self, index: int) -> tuple[Shape, Shape]:
-        """Contracted and batch axes of an operand."""
-        contracting, batch = self.op.params["dimension_numbers"]
-        return tuple(map(int, contracting[index])), tuple(map(int, batch[index]))
+    @property
+    def op(self) -> Op:
+        """The dot as the function has it."""
+        return self.site.op
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,8 +152,8 @@ class Rounding(Walk):
 
     def _dot(self, op: Op) -> Sequence[Value]:
         left, right = (_roles.role_of(self, value) for value in op.inputs)
-        dot = FloatDot(op, (left, right), _roles.weight_index((left, right)))
         site = DotSite(op, ((op.inputs[0], None), (op.inputs[1], None)))
+        dot = FloatDot(site, (left, right), _roles.weight_index((left, right)))
         chosen = self.choose(dot)
         if isinstance(chosen, Split):
             site.terms = chosen.terms
@@ -180,7 +179,7 @@ class Rounding(Walk):
         value, steps = dot.op.inputs[index], self._steps(dot, index, chosen)
         if not steps:
             return value
-        tiles = [how.tiles(value.shape, *dot.axes(index)) for how in steps]
+        tiles = [how.tiles(value.shape, *dot.site.axes(index)) for how in steps]
         key = (value, steps, tuple(tuple(sorted(sizes.items())) for sizes in tiles))
         if key not in self._done:
             pairs = list(zip(steps, tiles, strict=True))

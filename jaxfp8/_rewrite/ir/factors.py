@@ -47,9 +47,9 @@ class Factor:
         return tuple(axis for axis, count in enumerate(self.small.shape) if count > 1)
 
     def placed(self, sources: Sequence[int | None], shape: Shape) -> Factor:
-        """The factor of an array of `shape`, whose axis i is axis `sources[i]` here.
+        """The factor of an array of `shape`: its axis i is axis `sources[i]` here.
 
-        It is constant along an axis without a source. An axis that is left out has one entry.
+        It is constant along an axis without a source. An axis in no source has one entry.
         """
         kept = [axis for axis in sources if axis is not None]
         small = self.small
@@ -148,6 +148,11 @@ def as_one(factors: Factors, shape: Shape) -> Factor:
     """The product of factors as one factor: in float32, or as it is if there is only one."""
     is_one = len(factors) == 1 and factors[0].small.dtype in dtypes.WIDE_FLOAT
     return factors[0] if is_one else combine(factors, shape)
+
+
+def total(factors: Factors, shape: Shape) -> Factor:
+    """The product of any number of factors, as one factor in float32."""
+    return combine((*factors, constant(1.0, shape)), shape)
 
 
 def refine(factor: Factor, shape: Shape, tiles: Shape) -> Value:

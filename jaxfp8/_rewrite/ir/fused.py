@@ -1,4 +1,4 @@
-"""A dot with the steps after it, as one scaled dot; or the step that does not fit.
+"""A dot with the steps after it, as one scaled dot; or the first misfit among them.
 
 A kernel works in one order: `activation(sum * scales + residual + bias) / out_scale`, then clip,
 round and convert. It takes the steps after a dot one by one, and no step may overtake another.

@@ -338,7 +338,7 @@ def inputs(value: Value) -> tuple[Value, ...]:
 def behind(
     values: Iterable[Value], before: Callable[[Value], Iterable[Value]] = inputs
 ) -> Iterator[Value]:
-    """Values and all that they were made of, each once; `before` gives what one was made of."""
+    """Values and everything behind them, each once; `before` gives the values just behind one."""
     stack, seen = list(values), set[Value]()
     while stack:
         value = stack.pop()

@@ -32,7 +32,7 @@ class Scales:
     factors: Factors
 
     def moved(self, data: Move[Value], factor: Move[Factor]) -> Scales | None:
-        """The fact about a view of the value, of which `factor` makes each factor."""
+        """The fact about a view of the value; `factor` makes each of its factors."""
         del data
         factors = all_moved(self.factors, factor)
         return None if factors is None else Scales(factors)
@@ -66,7 +66,7 @@ class Scaled:
         return self.factors if self.zero_point is None else (self.zero_point, *self.factors)
 
     def moved(self, data: Move[Value], factor: Move[Factor]) -> Scaled | None:
-        """The fact about a view of the value, of which `data` makes the bytes.
+        """The fact about a view of the value; `data` makes its bytes.
 
         None if the zero point or a scale cannot be moved.
         """

@@ -137,6 +137,11 @@ class DotSite:
             return ((channel,), tuple(sorted(summed)))[index]
         return tuple(map(int, numbers[0][index]))
 
+    def axes(self, index: int) -> tuple[Shape, Shape]:
+        """Contracting and batch axes of an operand; not for a convolution."""
+        contracting, batch = (tuple(map(int, axes[index])) for axes in self.numbers)
+        return contracting, batch
+
     @property
     def precision(self) -> str:
         """`default` or `highest`."""

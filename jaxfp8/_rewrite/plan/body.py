@@ -1,4 +1,4 @@
-"""A program between its walk and its emission: what passes replace values of."""
+"""A program between its walk and its emission: passes replace its values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Body:
     Attributes:
       walk: its facts and dots.
       outputs, inputs: its values.
-      compute: in what products are computed, as by `compute` of `dot_general`.
+      compute: the dtype of products, as by `compute` of `dot_general`.
     """
 
     walk: Walk

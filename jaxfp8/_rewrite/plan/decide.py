@@ -31,8 +31,8 @@ from jaxfp8._value.spec import is_known
 # replacements so far, and returns all replacements.
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("", call_dots),  # dots with their steps become calls
-    ("cpu", encode_rows),  # rows that a call reads are quantised by another call
-    ("cuda", produce_rows),  # the same, and what makes these rows
+    ("cpu", encode_rows),  # rows of a call are quantised by another call
+    ("cuda", produce_rows),  # rows of a call are made and quantised by another call
     ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call
     ("", join),  # calls on one input become one launch, if a GPU here has such a kernel
 )
@@ -40,7 +40,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """What becomes of a jaxpr.
+    """The result for a jaxpr.
 
     Attributes:
       program: evaluates it; its inputs are the constants of the jaxpr, then its arguments.
@@ -56,7 +56,7 @@ class Decision:
         return self.seen.changed_since()
 
     def learn(self, arrays: Sequence[Any]) -> None:
-        """Take the arrays of the inputs, for a report; what becomes of a dot depends on none."""
+        """Take the arrays of the inputs, for a report; no decision depends on them."""
         for value, array in zip(self.program.inputs, arrays, strict=False):
             if isinstance(array, jax.Array | np.ndarray) and not isinstance(array, jax.core.Tracer):
                 value.concrete = array
@@ -68,7 +68,7 @@ def decide(jaxpr: graph.ClosedJaxpr, compute: str | None = None) -> Decision:
 
     Args:
       jaxpr: the function.
-      compute: in what its products are computed, as by `compute` of `dot_general`.
+      compute: the dtype of its products, as by `compute` of `dot_general`.
     """
     opened = compat.open_jaxpr(jaxpr)
     why = why_left_alone(opened)
@@ -81,7 +81,7 @@ def decide(jaxpr: graph.ClosedJaxpr, compute: str | None = None) -> Decision:
 
 
 def why_left_alone(jaxpr: graph.Jaxpr) -> tuple[str, str] | None:
-    """Why a jaxpr is left alone as a whole, and what to do, or None."""
+    """Why a jaxpr is left alone as a whole, and a remedy, or None."""
     if not all(is_known(getattr(v.aval, "shape", ())) for v in jaxpr.invars):
         return "shapes are symbolic", "give every size a number"
     if opaque.holds_ref(jaxpr):
@@ -93,7 +93,7 @@ def why_left_alone(jaxpr: graph.Jaxpr) -> tuple[str, str] | None:
 
 
 def settler(compute: str | None = None) -> Settler:
-    """Settles what becomes of a walk, and orders what is left to evaluate."""
+    """Runs the passes after a walk, and orders the remaining ops."""
     return functools.partial(_settle, compute)
 
 

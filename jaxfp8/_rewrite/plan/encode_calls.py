@@ -1,10 +1,10 @@
-"""What makes the operands of FP8 training becomes part of their encoding, on a GPU: one call.
+"""Operands of FP8 training are made and encoded by one call, on a GPU.
 
     y     = a norm, an activation and a factor, or a float32 array rounded to 16 bits
     codes = `quantize` of y with a given scale, as `DelayedScaling` has it, in one layout or both
 
-Query, key and value encode one `y` with scales of their own: that is one call, which reads `x`
-once. The row sums of a norm stay with XLA, which fuses them with what makes `x`.
+Query, key and value encode one `y` with scales of their own: one call, and one read of `x`. The row
+sums of a norm stay with XLA, for fusion with the producer of `x`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Group = tuple[Value, list[Op]]
 
 
 def produce_encodings(body: Body, replaced: Replaced) -> Replaced:
-    """The pass that makes and encodes values by calls."""
+    """The pass: calls make and encode values."""
     made = {_call(row, y, ops): ops for y, ops, row in _known(_groups(body.ops(replaced)))}
     calls = produced.unread(body, replaced, made)
     for one in calls:
@@ -40,7 +40,7 @@ def produce_encodings(body: Body, replaced: Replaced) -> Replaced:
 
 
 def _groups(ops: Iterable[Op]) -> Iterator[Group]:
-    """The encodings among some ops that one call could take the place of, by their value."""
+    """The encodings among some ops in groups for one call each."""
     groups: dict[tuple[Value, np.dtype, int | None], list[Op]] = {}
     for op in ops:
         spec = op.params["spec"] if op.name == quantize_p.name and op.eqn is not None else None
@@ -59,7 +59,7 @@ def _before_identities(value: Value) -> Value:
 
 
 def _known(groups: Iterable[Group]) -> Iterator[tuple[Value, list[Op], RowProgram]]:
-    """The groups with values that a call can make."""
+    """The groups with a known way to make their value."""
     norms = row_programs.Norms(Numbering())
     for y, ops in groups:
         if y.op is None:

@@ -1,6 +1,6 @@
-"""Rows that the function quantises itself, on a CPU: one call gives the codes, and one the maxima.
+"""Rows quantised by the function itself, on a CPU: one call gives codes, and one the maxima.
 
-The calls give the same bits as the five ops that they replace, whatever the scale is.
+The calls give the same bits as the five ops in the function, for any scale.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.quantized_rows import QuantizedRows
 from jaxfp8._rewrite.plan.walk import Walk
 
-# How many operations a maximum may be away from the scale that it becomes.
+# The most operations between a maximum and its scale.
 _FARTHEST = 12
 
 
 def encode_rows(body: Body, replaced: Replaced) -> Replaced:
-    """The pass that quantises rows by calls."""
+    """The pass: calls quantise rows."""
     operands = list(quantized_rows.operands(body.walk))
     calls = {codes: _calls(body.walk, codes) for codes in dict.fromkeys(c for *_, c in operands)}
     replaced = {**{k: v for new in calls.values() for k, v in new.items()}, **replaced}
@@ -35,7 +35,7 @@ def encode_rows(body: Body, replaced: Replaced) -> Replaced:
 
 
 def _calls(walk: Walk, codes: Value) -> Replaced:
-    """For codes, and for the maxima that their scale comes from, the outputs of calls."""
+    """The outputs of calls for codes, and for the maxima behind their scale."""
     rows = quantized_rows.read(codes)
     if rows is None or why_no_rows_here(rows.x.shape):
         return {}
@@ -58,7 +58,7 @@ def _encoded(rows: QuantizedRows, x: Value) -> Value:
 
 
 def _maxima(rows: QuantizedRows) -> list[Op]:
-    """The maxima of |x| that the scale comes from."""
+    """The maxima of |x| behind the scale."""
     maxima: list[Op] = []
     front, seen = {rows.scale}, {rows.scale}
     for _ in range(_FARTHEST):

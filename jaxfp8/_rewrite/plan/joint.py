@@ -1,12 +1,12 @@
-"""Products of one input that run as one launch on a GPU: which of a program's calls, and the call.
+"""Products of one input as one launch on a GPU: the choice of calls, and the joint call.
 
     x ──┬─▶ dot(x, q) ─▶           x ──▶ joint_dots(x, q, k, v) ─┬─▶
         ├─▶ dot(x, k) ─▶    ──▶                                  ├─▶
         └─▶ dot(x, v) ─▶                                         └─▶
 
-None of them may wait for another. So all that a product reads beside the input, which is an array
-and its scale, is computed without any product that may join others. Then two joint calls cannot
-wait for each other either: each waits for products only through its input.
+None of them may wait for another. The input is an array and its scale. All other operands are
+computed without products that may join. Then two joint calls cannot wait for each other either:
+each waits for products only through its input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxfp8._rewrite.plan.body import Body, Replaced
 
 
 def join(body: Body, replaced: Replaced) -> Replaced:
-    """The pass that joins calls. The dots are told."""
+    """The pass: calls on one input are joined, and their dots say so."""
     if not joint.runs_here():
         return replaced
     sites = {site.op: site for site in body.walk.own}
@@ -38,7 +38,7 @@ def join(body: Body, replaced: Replaced) -> Replaced:
 def _groups(program: Mapping[Op, tuple[Value, ...]]) -> Iterator[list[Op]]:
     """The calls of one launch, two to `joint.MOST` at a time."""
     groups: dict[Hashable, list[Op]] = {}
-    behind: set[Value] = set()  # values that wait for a product
+    behind: set[Value] = set()  # values behind a product
     number = Numbering()  # each product has a view of the scale of its own
     for op, inputs in program.items():
         shared = _shared(op)
@@ -61,7 +61,7 @@ def _pays(ops: Sequence[Op]) -> bool:
 
 
 def _shared(op: Op) -> tuple[str, Hashable] | None:
-    """What a call has in common with those that it may join; None if it joins none."""
+    """The common part of a call and its possible partners; None if it joins none."""
     return joint.what_is_shared(op.params["spec"]) if op.params.get("joins") else None
 
 

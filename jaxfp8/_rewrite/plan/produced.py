@@ -1,6 +1,6 @@
-"""A call that makes values and quantises them, on a GPU; it takes the place of all of that.
+"""One call in place of making values and quantising them, on a GPU.
 
-What something else reads stays as written: it would be made twice.
+Values with another reader stay as written: they would be made twice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.row_programs import RowProgram
 from jaxfp8._value.spec import Shape
 
-# What XLA does not fuse with what reads it.
+# XLA does not fuse these with their readers.
 _IN_MEMORY = ("dot_general", "ragged_dot_general", "conv_general_dilated", scaled_dot_p.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Produced:
-    """A call that makes values and quantises them.
+    """A call: it makes values and quantises them.
 
     Attributes:
       row: how it makes them.
       replaced: for values of the function, its outputs.
-      swallowed: the op that makes the values. If anything else reads them the call is dropped. None
-        where they are given.
+      swallowed: the op behind the values. If anything else reads them the call is dropped. None
+        for given values.
     """
 
     row: RowProgram
@@ -47,7 +47,7 @@ def is_in_memory(value: Value) -> bool:
 def outputs_of(
     spec: ProduceSpec, inputs: Sequence[Value], types: Sequence[tuple[Shape, np.dtype]]
 ) -> tuple[Value, ...]:
-    """The outputs of a call that computes `spec` of inputs."""
+    """The outputs of a call for `spec`, on these inputs."""
     run = functools.partial(quantize_produced, spec=spec)
     op = Op("quantize_produced", tuple(inputs), run, {})
     op.outputs = tuple(Value(*type_, op, i) for i, type_ in enumerate(types))
@@ -55,7 +55,7 @@ def outputs_of(
 
 
 def unread(body: Body, replaced: Replaced, calls: Iterable[Produced]) -> list[Produced]:
-    """The calls whose values nothing else reads. One call that is dropped may read another's."""
+    """The calls without another reader of their values. A dropped call may be such a reader."""
     kept = list(calls)
     while kept:
         ops = body.ops(with_calls(replaced, kept))

@@ -1,7 +1,7 @@
-"""Rows that the function quantises itself, before a captured dot.
+"""Rows quantised by the function itself, before a captured dot.
 
     codes = clip(round(x / scale)).astype(int8), or clip(x / scale).astype(float8)
-    amax  = max(abs(x)) along the last axis, where the scale comes from it
+    amax  = max(abs(x)) along the last axis, if the scale comes from it
 
 A factor may stand in place of the divisor. Codes of int8 may be clipped before they are rounded,
 after it, twice, or not at all, since the cast saturates.
@@ -44,7 +44,7 @@ class QuantizedRows:
 
 
 def operands(walk: Walk) -> Iterator[tuple[DotSite, int, Value]]:
-    """The operands of captured dots that a program quantises itself: dot, index and codes."""
+    """The operands of captured dots with codes made by the program: dot, index and codes."""
     for site in walk.own:
         for index, (_, fact) in enumerate(site.given if site.captured is not None else ()):
             codes = fact.origin if isinstance(fact, Scaled) else None
@@ -58,7 +58,7 @@ def _is_wide(value: Value) -> bool:
 
 
 def read(codes: Value) -> QuantizedRows | None:
-    """How codes were made, read back from the cast; None where they do not have the form above."""
+    """How codes were made, read back from the cast; None for another form."""
     cast = graph.producer(codes, "convert_element_type")
     if cast is None or cast.inputs[0].dtype != _FLOAT32 or codes.dtype == np.uint8:
         return None
@@ -75,7 +75,7 @@ def read(codes: Value) -> QuantizedRows | None:
 
 
 def _of_steps(codes: Value, steps: Value, lowest: int) -> QuantizedRows | None:
-    """The rows behind values in units of a scale; None where no scale of rows made them."""
+    """The rows behind values in units of a scale; None without a scale of rows."""
     op = steps.op
     if op is None or op.name not in ("div", "mul"):
         return None
@@ -93,7 +93,7 @@ _NO_BOUNDS = (-np.inf, np.inf)
 def _whole_steps(value: Value) -> tuple[Value, Bounds] | None:
     """The value before it was rounded to a whole number, and the bounds of that number.
 
-    None where it was not rounded.
+    None without a rounding.
     """
     inner, (low, high) = _unclipped(value)
     op = graph.producer(inner, "round")
@@ -123,7 +123,7 @@ def _unclipped(value: Value) -> tuple[Value, Bounds]:
 
 
 def _number(value: Value) -> float | None:
-    """The number that every entry is known to be, which a float32 holds."""
+    """The known number in every entry, if a float32 holds it."""
     same = ("pvary", "pcast", "convert_element_type")
     while (number := constants.number(value)) is None and value.op is not None:
         if value.op.name not in same or value.dtype not in (_FLOAT32, np.int32):
@@ -149,13 +149,13 @@ def _of_rows(scale: Value, shape: tuple[int, ...]) -> Value | None:
 
 
 def narrow(x: Value) -> Value:
-    """The 16-bit array that was widened to `x`; else `x`."""
+    """The 16-bit array before it was widened to `x`; else `x`."""
     op = graph.producer(x, "convert_element_type")
     return op.inputs[0] if op is not None and x.dtype == _FLOAT32 and _is_wide(op.inputs[0]) else x
 
 
 def maximised(op: Op) -> Value | None:
-    """The array whose largest magnitudes an op finds, along the last axis at least."""
+    """The operand of an op for the largest magnitudes, along the last axis at least."""
     magnitudes = graph.producer(op.inputs[0], "abs") if op.name == "reduce_max" else None
     if magnitudes is None:
         return None

@@ -1,10 +1,10 @@
-"""Rows that the function quantises itself, before a captured dot, on a GPU: one call for all of it.
+"""Rows quantised by the function itself, before a captured dot, on a GPU: one call makes them, too.
 
     y     = a norm, or an activation and a factor, of 16-bit rows
     scale = max(abs(y)) along the last axis, divided by the largest code
     codes = clip(round(y / scale)).astype(int8), or clip(y / scale).astype(float8)
 
-What several dots quantise alike, as query, key and value do, is one call.
+Equal rows of several dots, such as query, key and value, are one call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLIPPED = "its codes are clipped at -127, also in rows with NaN, whose scale is
 
 
 def produce_rows(body: Body, replaced: Replaced) -> Replaced:
-    """The pass that makes and quantises rows by calls."""
+    """The pass: calls make and quantise rows."""
     operands = list(quantized_rows.operands(body.walk))
     maker = _Maker(body.walk, replaced)
     answers = {codes: maker.answer(codes) for codes in dict.fromkeys(c for *_, c in operands)}
@@ -52,7 +52,7 @@ def produce_rows(body: Body, replaced: Replaced) -> Replaced:
 
 
 class _Maker:
-    """Makes the calls; one op for all codes that are made alike."""
+    """Makes the calls; one op for all equal codes."""
 
     def __init__(self, walk: Walk, replaced: Replaced) -> None:
         self._walk, self._replaced, self._number = walk, replaced, Numbering()
@@ -60,7 +60,7 @@ class _Maker:
         self._outputs: dict[Hashable, tuple[Value, ...]] = {}
 
     def answer(self, codes: Value) -> Produced | str:
-        """What may take the place of codes, or why nothing does."""
+        """The call in place of codes, or the reason why there is none."""
         rows = quantized_rows.read(codes)
         if rows is None or rows.multiplies:
             return _OTHER_FORM
@@ -101,7 +101,7 @@ class _Maker:
         return produced.is_in_memory(value) and not self._is_inside_call(value)
 
     def _is_inside_call(self, value: Value) -> bool:
-        """Whether a value is of a captured dot, which gives another one: as float32, say."""
+        """Whether a value is inside a captured dot. Its call may give another one, as float32."""
         return self._walk.product(value) is not None and value not in self._replaced
 
     def _is_amax(self, op: Op, x: Value) -> bool:
@@ -113,7 +113,7 @@ class _Maker:
 
 
 def _clips_rows_with_nan(rows: QuantizedRows, rule: RowScale) -> bool:
-    """Whether a value may be clipped that the call gives a lower code: not where |x| <= amax."""
+    """Whether the function may clip a value to a higher code than the call: not if |x| <= amax."""
     lowest = dtypes.finite_range(rows.codes.dtype)[0]
     return rows.lowest != lowest and not math.isnan(rule.of_nan)
 

@@ -1,18 +1,18 @@
-"""What makes the rows that a program quantises: a norm, or an activation and a factor.
+"""How a program makes its quantised rows: by a norm, or by an activation and a factor.
 
-A norm is read by what it computes, however it is spelled:
+A norm is read by its meaning, in any spelling:
 
     c = x, or x - mean(x)
     y = c * rsqrt(mean(c**2) + epsilon) * gain + shift
 
 Products may be grouped in any way, the root may be a divisor, the variance mean(x**2) - mean(x)**2.
-Where the program rounds to 16 bits in between is kept, as `Norm` has it.
+Roundings to 16 bits in between are kept, as `Norm` has them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ class RowProgram:
     """How rows are made of `x`.
 
     Attributes:
-      x: of 16 bits, [..., K]; float32 where it is rounded.
+      x: of 16 bits, [..., K]; float32 if it is rounded.
       others: factor, or gain and shift [K].
       norm: the norm, or None.
       activation: of `x`; "none" beside a norm.
@@ -45,6 +45,12 @@ class RowProgram:
     activation: str = "none"
     of_rows: tuple[Value, ...] = ()
 
+    def extended(self, vectors: Sequence[Value] = (), **fields: bool) -> RowProgram:
+        """A norm with more vectors, and with other fields."""
+        assert self.norm is not None
+        norm = dataclasses.replace(self.norm, **fields)
+        return dataclasses.replace(self, others=(*self.others, *vectors), norm=norm)
+
     @property
     def has_factor(self) -> bool:
         """Whether the other operand is a factor."""
@@ -52,7 +58,7 @@ class RowProgram:
 
     @property
     def name(self) -> str:
-        """What a report calls it; "" where the rows are `x` itself."""
+        """Its name in a report; "" if the rows are `x` itself."""
         if self.norm is not None:
             return "LayerNorm" if self.norm.centred else "RMSNorm"
         if self.x.dtype == _FLOAT32:
@@ -62,27 +68,21 @@ class RowProgram:
 
 
 def elementwise(y: Value, in_memory: Callable[[Value], bool]) -> RowProgram | None:
-    """The rows as an activation and a factor; `y` itself where there is neither.
+    """The rows as an activation and a factor; `y` itself without either.
 
     Args:
       y: of 16 bits.
-      in_memory: whether a value is written to memory anyway. None is returned where XLA would fuse
-        what is read with what made it.
+      in_memory: whether a value is written to memory anyway. Otherwise XLA would fuse the reader
+        with its producer, and None is returned.
     """
-    if in_memory(y):
-        return RowProgram(x=y)
-    if (activated := _activated(y, in_memory)) is not None:
-        return RowProgram(x=activated[0], activation=activated[1])
+    if (made := _activated(y, in_memory)) is not None:
+        return RowProgram(x=made[0], activation=made[1])
     op = graph.producer(y, "mul")
     for one, other in () if op is None else (op.inputs, op.inputs[::-1]):
-        if any(v.shape != y.shape or v.dtype != y.dtype for v in (one, other)) or not in_memory(
-            other
-        ):
-            continue
-        if in_memory(one):
-            return RowProgram(x=one, others=(other,))
-        if (activated := _activated(one, in_memory)) is not None:
-            return RowProgram(x=activated[0], others=(other,), activation=activated[1])
+        is_alike = all((v.shape, v.dtype) == (y.shape, y.dtype) for v in (one, other))
+        made = _activated(one, in_memory) if is_alike and in_memory(other) else None
+        if made is not None:
+            return RowProgram(x=made[0], others=(other,), activation=made[1])
     return None
 
 
@@ -95,7 +95,9 @@ def rounded(y: Value, in_memory: Callable[[Value], bool]) -> RowProgram | None:
 
 
 def _activated(value: Value, in_memory: Callable[[Value], bool]) -> tuple[Value, str] | None:
-    """What a value is an activation of, and its name, if it is one of something of its dtype."""
+    """The value in memory behind an activation of its dtype, and the name; "none" for itself."""
+    if in_memory(value):
+        return value, "none"
     last = _unrounded(value, value.dtype)[0].op
     if last is None:
         return None
@@ -113,7 +115,7 @@ _LONGEST = 24
 def _curves(
     value: Value, in_memory: Callable[[Value], bool], known: dict[Value, curves.Curves]
 ) -> curves.Curves:
-    """Samples of a value as a function of the value that it is computed from."""
+    """Samples of a value as a function of the one in memory behind it."""
     if value not in known:
         op = value.op
         known[value] = {}
@@ -131,16 +133,15 @@ class Norms:
         self._number = number
 
     def read(self, y: Value) -> RowProgram | None:
-        """The norm that made `y`, of 16 bits; None where none did."""
+        """The norm behind `y`, of 16 bits; None without one."""
         before, _ = _unrounded(y, y.dtype)
         op = graph.producer(before, "add")
         for rest, shift in () if op is None else (op.inputs, op.inputs[::-1]):
             vector = _vector(shift, y)
             inner, rounded = _unrounded(rest, y.dtype)
             row = None if vector is None else self._gained(inner, y)
-            if row is not None and vector is not None and row.norm is not None:
-                norm = dataclasses.replace(row.norm, has_shift=True, rounded_second=rounded)
-                return dataclasses.replace(row, others=(*row.others, vector), norm=norm)
+            if row is not None and vector is not None:
+                return row.extended((vector,), has_shift=True, rounded_second=rounded)
         return self._gained(before, y)
 
     def _gained(self, value: Value, y: Value) -> RowProgram | None:
@@ -153,14 +154,12 @@ class Norms:
             if not _is_wide(wide, y) or len(vectors) > 1 or None in vectors or len(inverse) > 1:
                 continue
             gain = [v for v in vectors if v is not None]
-            row = self._of_wide(wide, inverse, y)
-            if row is not None and row.norm is not None:
-                norm = dataclasses.replace(row.norm, has_gain=bool(gain))
-                return dataclasses.replace(row, others=tuple(gain), norm=norm)
+            if (row := self._of_wide(wide, inverse, y)) is not None:
+                return row.extended(gain, has_gain=bool(gain))
         return None
 
     def _of_wide(self, wide: Value, inverse: list[Value], y: Value) -> RowProgram | None:
-        """The norm of which a value is the part as large as `y`, without its gain."""
+        """The norm with a value as its part of the size of `y`, without the gain."""
         if inverse:
             return self._normalised(wide, inverse[0], y)
         inner, rounded = _unrounded(wide, y.dtype)
@@ -169,10 +168,8 @@ class Norms:
             return None
         for one, other in (factors, factors[::-1]):
             row = self._normalised(one, other, y) if _is_wide(one, y) else None
-            if row is not None and row.norm is not None:
-                return dataclasses.replace(
-                    row, norm=dataclasses.replace(row.norm, rounded_first=True)
-                )
+            if row is not None:
+                return row.extended(rounded_first=True)
         return None
 
     def _normalised(self, wide: Value, inverse: Value, y: Value) -> RowProgram | None:
@@ -198,7 +195,7 @@ class Norms:
         return None
 
     def _centred(self, wide: Value) -> tuple[Value, Value | None]:
-        """What a value was before its mean was taken away, and the mean if that was done."""
+        """A value before its mean was taken away, and the mean; None for the mean if it was not."""
         op = graph.producer(wide, "sub")
         if op is None:
             return wide, None
@@ -222,7 +219,7 @@ class Norms:
         return (mean is not None) == centred and self._same(base, x)
 
     def _fast_variance(self, value: Value) -> Value | None:
-        """The value of which this is mean(x**2) - mean(x)**2, or 0 where that is below 0."""
+        """`x` of mean(x**2) - mean(x)**2, or of its maximum with 0."""
         op = graph.producer(value, "max")
         if op is not None and 0 in (numbers := [constants.number(v) for v in op.inputs]):
             value = _reshaped(op.inputs[1 - numbers.index(0)])
@@ -252,7 +249,7 @@ class Norms:
 def _unrounded(value: Value, narrow: np.dtype) -> tuple[Value, bool]:
     """A value before it was rounded to a 16-bit dtype, and whether it was.
 
-    What is computed in 16 bits is rounded as it is made.
+    A value computed in 16 bits is rounded as it is made.
     """
     value = _reshaped(value)
     op = graph.producer(value, "convert_element_type")
@@ -266,7 +263,7 @@ def _unrounded(value: Value, narrow: np.dtype) -> tuple[Value, bool]:
 
 
 def _factors(value: Value) -> list[Value]:
-    """What float32 values are the product of, as it is multiplied; of 16-bit ones, the last two."""
+    """The factors of a float32 value, in the order of its products; the last two in 16 bits."""
     op = _reshaped(value).op
     if op is not None and op.name == "mul":
         is_wide = op.outputs[0].dtype == _FLOAT32
@@ -331,7 +328,7 @@ def _vector(value: Value, y: Value) -> Value | None:
 
 
 def _mean_of(value: Value) -> Value | None:
-    """The values of which this is the mean along the last axis, one for each row."""
+    """The values behind their mean along the last axis, one for each row."""
     value = _reshaped(value)
     op = value.op
     if op is None or op.name not in ("div", "mul"):
@@ -350,7 +347,7 @@ def _mean_of(value: Value) -> Value | None:
 
 
 def _number(value: Value) -> float | None:
-    """The number that every entry of a value is, computed from numbers maybe."""
+    """The number in every entry of a value, computed from numbers maybe."""
     number = constants.number(value)
     if number is None and value.size == 1:
         known = constants.known(value)

@@ -1,4 +1,4 @@
-"""How a program makes the scale of a row from the largest magnitude of what it quantises.
+"""How a program makes the scale of a row from its largest magnitude.
 
     scale = max(max(abs(x)), 1e-12) / 448
     scale = where(max(abs(x)) == 0, 1, max(abs(x)) * (1 / 127))
@@ -22,8 +22,8 @@ from jaxfp8._value import dtypes
 from jaxfp8._value.scales import per
 
 _FLOAT32 = np.dtype(np.float32)
-# For each test of a magnitude against 0: which operand of `select_n` is the one for zeros, and
-# whether NaN counts as zero.
+# For each test of a magnitude against 0: the operand of `select_n` for zeros, and whether NaN is
+# taken for zero.
 _TESTS = {"eq": (2, False), "le": (2, False), "ne": (1, False), "gt": (1, True)}
 
 
@@ -33,14 +33,14 @@ class _NoRule(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Steps:
-    """What a program does to the maxima, as far as it was read back.
+    """The way from the maxima to a scale, as far as it was read back.
 
     Attributes:
-      amax: the op that gives the maxima.
+      amax: the op for the maxima.
       divided: whether they were divided by the largest code.
       amax_floor, scale_floor: the least number before and after that.
-      of_zeros: what a guard gives for 0; None without a guard.
-      guards_nan: whether it gives that for NaN, too.
+      of_zeros: the result of a guard for 0; None without a guard.
+      guards_nan: whether NaN has that result, too.
     """
 
     amax: Op
@@ -57,12 +57,12 @@ class _Steps:
 
 
 def read(scale: Value, dtype: np.dtype, is_amax: Callable[[Op], bool]) -> tuple[RowScale, Op] | str:
-    """The rule that makes a scale, and the op that gives the maxima; or why there is none.
+    """The rule behind a scale, and the op for the maxima; or why there is none.
 
     Args:
       scale: float32.
       dtype: the dtype of the codes.
-      is_amax: whether an op gives the maxima of what is quantised.
+      is_amax: whether an op gives the maxima of the quantised rows.
     """
     highest = dtypes.finite_range(dtype)[1]
     try:

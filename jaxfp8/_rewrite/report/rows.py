@@ -22,7 +22,7 @@ HEAD = ("", "where", "product", "becomes, or why not")
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a cell: what it says, words before it, and its kind, which a view has a style for.
+    """A line of a cell: its text, words before it, and its kind. A view has a style for each kind.
 
     The kinds are "where", "function", "path", "library"; "call", "missed", "detail", "ended",
     "note", "remedy".
@@ -40,10 +40,10 @@ class Row:
     Attributes:
       count: how many they are.
       status: "rewritten", "missed" or "already".
-      place: where they are. Digits in which their paths differ are "*".
+      place: their line. Digits are "*" if their paths differ in them.
       operands: the two, as "f8_e4m3fn[64,32] per axis 1".
       sizes: "batch 2, M 4, N 32, K 64".
-      outcome: what they became, or why not and what to change.
+      outcome: the call, or the reason and the remedy.
     """
 
     count: int
@@ -149,7 +149,7 @@ def relative(where: str) -> str:
 
 
 def size(number: float) -> str:
-    """A number of bytes in the largest unit that is not larger than it."""
+    """A number of bytes in the largest unit below it."""
     power = 0
     while number >= 1024 and power < len(_UNITS) - 1:
         number, power = number / 1024, power + 1
@@ -183,7 +183,7 @@ def _array(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _encodings(report: Findings) -> Iterator[str]:
-    """What is made and encoded in one call."""
+    """The values made and encoded in one call."""
     for one in report.encodings:
         scales = f" for {one.scales} scales" if one.scales > 1 else ""
         encoded = f"{_array(one.dtype, one.shape)} encoded{scales}"
@@ -191,7 +191,7 @@ def _encodings(report: Findings) -> Iterator[str]:
 
 
 def _stacks(report: Findings) -> Iterator[str]:
-    """What becomes of each FP8 stack on the CPU."""
+    """The way of each FP8 stack on the CPU."""
     for stack in report.stacks:
         wide, at = size(stack.widened_bytes), f"{relative(stack.where)} {stack.operation}"
         made = f"in bytes; as written, XLA on the CPU makes {wide} of float16"

@@ -1,4 +1,4 @@
-"""What a row says of FP8 data that is rounded once more, to int8.
+"""The note of a row about a second rounding of FP8 data, to int8.
 
 The cost in general is known beforehand. The values rounded to 0 depend on the data. A row counts
 them for an operand made by a few operations from given arrays.
@@ -6,7 +6,7 @@ them for an operand made by a few operations from given arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sites import DotSite
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import OperandSpec, Shape
+from jaxfp8._value.spec import ScaledDotSpec, Shape
 
 # `tests/test_int8_compute.py` measures these.
 _COST = (
@@ -28,43 +28,38 @@ _COST = (
 # From dequantised data to its codes there are a cast, scales and views.
 _FARTHEST = 12
 _SIDES = ("left", "right")
+# The side, its dtype, the value and the axes of its lines.
+Rounding = tuple[str, str, Value, Shape]
 
 
 def of_site(site: DotSite) -> str:
-    """The note on a captured dot; "" where nothing is rounded a second time."""
+    """The note on a captured dot; "" without a second rounding."""
     assert site.captured is not None
     if site.captured.compute is None:
-        return _of_codes([side.value for side in site.captured.sides])
-    notes = []
-    for i, (value, fact) in enumerate(site.given):
-        if isinstance(fact, Scaled) and dtypes.is_float8(fact.dtype):
-            notes.append(_note(_SIDES[i], fact.dtype.name, value, site.contracting(i)))
-    return "; ".join(notes)
+        return _notes(_of_codes([side.value for side in site.captured.sides]))
+    return _notes(
+        (_SIDES[i], fact.dtype.name, value, site.contracting(i))
+        for i, (value, fact) in enumerate(site.given)
+        if isinstance(fact, Scaled) and dtypes.is_float8(fact.dtype)
+    )
 
 
 def of_call(op: Op) -> str:
-    """The note on a scaled dot that the function holds already."""
-    spec = op.params["spec"]
-    sides: tuple[OperandSpec, OperandSpec] = (spec.lhs, spec.rhs)
-    if op.params.get("kernel") == int8_form.IN_INT8:
-        return _of_stored(op, sides)
-    codes = zip(op.inputs[:2], sides, strict=True)
-    return _of_codes([value if side.dtype == "int8" else None for value, side in codes])
+    """The note on a scaled dot of the function itself."""
+    spec: ScaledDotSpec = op.params["spec"]
+    operands = list(zip(_SIDES, op.inputs[:2], (spec.lhs, spec.rhs), strict=True))
+    if op.params.get("kernel") != int8_form.IN_INT8:
+        codes = [value if side.dtype == "int8" else None for _, value, side in operands]
+        return _notes(_of_codes(codes))
+    return _notes(
+        (name, side.dtype, value, side.contracting if value.dtype in dtypes.FLOAT8 else ())
+        for name, value, side in operands
+        if dtypes.is_float8(side.dtype)
+    )
 
 
-def _of_stored(op: Op, sides: tuple[OperandSpec, OperandSpec]) -> str:
-    """The note on FP8 operands of a scaled dot that rounds them itself."""
-    notes = []
-    for name, value, side in zip(_SIDES, op.inputs[:2], sides, strict=True):
-        if dtypes.is_float8(side.dtype):
-            lines = side.contracting if value.dtype in dtypes.FLOAT8 else ()
-            notes.append(_note(name, side.dtype, value, lines))
-    return "; ".join(notes)
-
-
-def _of_codes(codes: list[Value | None]) -> str:
-    """The note on int8 codes that were made of FP8 data by the operation `quantize`."""
-    notes = []
+def _of_codes(codes: list[Value | None]) -> Iterator[Rounding]:
+    """The int8 codes made of FP8 data by the operation `quantize`."""
     for name, value in zip(_SIDES, codes, strict=True):
         made = None if value is None else _maker(value)
         if made is None:
@@ -73,12 +68,11 @@ def _of_codes(codes: list[Value | None]) -> str:
         dtype = next((v.dtype.name for v in _behind(x) if v.dtype in dtypes.FLOAT8), None)
         if dtype is not None:
             lines = tuple(a for a, size in enumerate(x.shape) if spec.tiles[a] >= size > 1)
-            notes.append(_note(name, dtype, x, lines))
-    return "; ".join(notes)
+            yield name, dtype, x, lines
 
 
 def _maker(codes: Value) -> Op | None:
-    """The `quantize` that made int8 codes, through views."""
+    """The `quantize` behind int8 codes, through views."""
     for value in _behind(codes):
         if value.op is not None and value.op.name == "quantize":
             return value.op if value.dtype == np.int8 else None
@@ -86,7 +80,7 @@ def _maker(codes: Value) -> Op | None:
 
 
 def _behind(value: Value) -> Iterator[Value]:
-    """The values of one size that a value was made of, nearest first."""
+    """The values of one size behind a value, nearest first."""
     front, seen = [value], {value}
     for _ in range(_FARTHEST):
         yield from front
@@ -94,6 +88,10 @@ def _behind(value: Value) -> Iterator[Value]:
         behind = [v for op in makers for v in op.inputs if v.size == value.size and v not in seen]
         front = list(dict.fromkeys(behind))
         seen |= set(front)
+
+
+def _notes(roundings: Iterable[Rounding]) -> str:
+    return "; ".join(_note(*rounding) for rounding in roundings)
 
 
 def _note(side: str, dtype: str, value: Value, lines: Shape) -> str:
@@ -112,7 +110,7 @@ def _note(side: str, dtype: str, value: Value, lines: Shape) -> str:
 
 
 def _evaluated(value: Value) -> jax.Array | None:
-    """The array that a value is, where few operations make it of arrays that are known."""
+    """The array of a value, if few operations make it of known arrays."""
     behind = list(graph.behind([value]))
     ops = {v.op for v in behind if v.op is not None}
     if len(ops) > _FARTHEST or any(op.effectful or _is_region(op) for op in ops):

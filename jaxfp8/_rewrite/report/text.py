@@ -1,6 +1,6 @@
 """Prints a report: a table as wide as the terminal, in colours if rich is installed.
 
-Where the output is no terminal, a row is one line.
+Without a terminal a row is one line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Cell = list[Piece]
 
 
 def show(report: Findings) -> None:
-    """Print the report, in colours where standard output is a terminal that has them."""
+    """Print the report, in colours if standard output is a terminal with colours."""
     if rich_console is not None and sys.stdout.isatty():
         rich_console.Console().print(report)
     else:
@@ -55,7 +55,7 @@ def show(report: Findings) -> None:
 
 
 def text(report: Findings) -> str:
-    """The report as text that fits the terminal, if there is one."""
+    """The report as text, as wide as the terminal if there is one."""
     width = tables.width()
     if width is None or not (report.sites or report.calls):
         return "\n".join([rows.headline(report), *_lines(report), *rows.footer(report)])
@@ -75,7 +75,7 @@ def _line(cell: Cell) -> str:
 
 
 def renderable(report: Findings, width: int) -> Any:
-    """What rich prints of a report, in colours."""
+    """The report for rich, in colours."""
     return rich_console.Group(*(rich_text.Text.assemble(*line) for line in _table(report, width)))
 
 
@@ -108,7 +108,7 @@ def _cells(row: Row) -> list[Cell]:
 
 
 def _held_together(operand: str) -> str:
-    """An operand that is broken only between its array and its scale."""
+    """An operand with spaces held together, but for the one before its scale."""
     array, space, scale = operand.partition(" ")
     return array + space + scale.replace(" ", _HELD)
 

@@ -13,10 +13,9 @@ from jaxfp8._rewrite.ir import tiles as _tiles
 from jaxfp8._rewrite.ir.factors import (
     Factor,
     Factors,
-    combine,
-    constant,
     factor_of,
     on_tiles,
+    total,
 )
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
@@ -40,7 +39,7 @@ def between(walk: Context, op: Op, first: Scaled, second: Scaled) -> Fact | None
     if first.zero_point is not None or second.zero_point is not None:
         zero = _blend(which, _zero(first, shape), _zero(second, shape), shape)
     if first.factors or second.factors:
-        scales = [_total(fact.factors, shape) for fact in facts]
+        scales = [total(fact.factors, shape) for fact in facts]
         factors = (_blend(which, scales[0], scales[1], shape),)
     guards = (*first.guards, *second.guards)
     return Scaled(q, first.dtype, zero, factors, first.origin, guards)
@@ -70,10 +69,6 @@ def _which(walk: Context, op: Op) -> Factor:
     return (factors[0] if len(factors) == 1 else factor_of(value)).at(shape)
 
 
-def _total(factors: Factors, shape: Shape) -> Factor:
-    return combine((*factors, constant(1.0, shape)), shape)
-
-
 def _blend(which: Factor, first: Factor, second: Factor, shape: Shape) -> Factor:
     """The select of two factors, by a factor: tile by tile."""
     if first.small is second.small and first.tiles == second.tiles:
@@ -98,7 +93,7 @@ def agree(facts: list[Scaled], shape: Shape) -> list[Scaled] | None:
         return None
     if any(factor.is_mask for fact in facts for factor in fact.factors):
         return None
-    scales = [_total(fact.factors, shape) for fact in facts]
+    scales = [total(fact.factors, shape) for fact in facts]
     tiles = _tiles.common(shape, [f.tiles for f in scales])
     zeros = [_zero(fact, shape) for fact in facts]
     zero_tiles = _tiles.common(shape, [z.tiles for z in zeros])

@@ -105,7 +105,7 @@ def _scaled_side(site: DotSite, index: int) -> Side | None:
     fact = site.given[index][1]
     if not isinstance(fact, Scaled):
         return None
-    contracting, batch = _axes(site, index)
+    contracting, batch = site.axes(index)
     settled = masks.settle(fact.factors, fact.q.shape, contracting)
     return Side(
         fact.q,
@@ -124,15 +124,9 @@ def _float_side(site: DotSite, index: int) -> Side | None:
     value = site.given[index][0]
     if value.dtype not in dtypes.WIDE_FLOAT:
         return None
-    source, (contracting, batch) = _exact_source(value), _axes(site, index)
+    source, (contracting, batch) = _exact_source(value), site.axes(index)
     output, factors = _output_axes(site, index), site.scales[index]
     return Side(source, source.dtype, contracting, batch, output, factors=factors)
-
-
-def _axes(site: DotSite, index: int) -> tuple[Shape, Shape]:
-    """Contracting and batch axes of an operand."""
-    contracting, batch = (tuple(map(int, axes[index])) for axes in site.numbers)
-    return contracting, batch
 
 
 def _output_axes(site: DotSite, index: int) -> Shape:

@@ -19,9 +19,8 @@ from jaxfp8._rewrite.ir.factors import (
     Factors,
     all_found,
     all_moved,
-    combine,
-    constant,
     on_tiles,
+    total,
 )
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -87,10 +86,7 @@ def _join_all(
     """The factors of the joined pieces, one by one; their products if the counts differ."""
     rows = [f.factors for f in facts]
     if len({len(row) for row in rows}) > 1:
-        rows = [
-            (combine((*row, constant(1.0, shape)), shape),)
-            for row, shape in zip(rows, shapes, strict=True)
-        ]
+        rows = [(total(row, shape),) for row, shape in zip(rows, shapes, strict=True)]
     columns = zip(*rows, strict=True)
     return all_found([_join(list(column), shapes, axis, out_shape) for column in columns])
 
