@@ -10,7 +10,7 @@ import pytest
 
 from jaxfp8._rewrite import regions, rules
 
-REGISTERS = re.compile(r"^@(rule|outputs_rule|region)\(", re.MULTILINE)
+REGISTERS = re.compile(r"^@(rule|region)\(", re.MULTILINE)
 
 
 @pytest.mark.parametrize("package", [rules, regions], ids=["rules", "regions"])

@@ -27,7 +27,6 @@ from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (
-    OUTPUTS_RULES,
     RULES,
     collectives,
     epilogue,
@@ -121,7 +120,7 @@ class Walk(Context):
         self.note(op)
         if not op.effectful:
             self._know(op)
-        if op.name not in RULES:
+        if op.name not in RULES or len(op.outputs) > 1:
             opaque.look_into(self, op)
         return op.outputs
 
@@ -167,12 +166,12 @@ class Walk(Context):
         """Learn what the rule of an op says; then look for an activation, then for a loss."""
         if any([not isinstance(v.dtype, np.dtype) for v in op.outputs]):
             return  # keys of random numbers hold no 8-bit data
-        if op.name in OUTPUTS_RULES:
-            for value, fact in zip(op.outputs, OUTPUTS_RULES[op.name](self, op), strict=True):
-                self._learn(value, fact)
-            return
         rule = RULES.get(op.name)
         fact = rule(self, op) if rule is not None else None
+        if isinstance(fact, Sequence):
+            for value, one in zip(op.outputs, fact, strict=True):
+                self._learn(value, one)
+            return
         if len(op.outputs) != 1:
             self._trail_of_many(op)
             return

@@ -9,6 +9,7 @@ from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.regions.borders import Inside
 from jaxfp8._rewrite.regions.exits import Exit
+from jaxfp8._rewrite.rules.registry import into
 from jaxfp8._value import compat
 
 Region = Callable[[Context, Op], Sequence[Value] | None]
@@ -19,12 +20,7 @@ REGIONS: dict[str, Region] = {}
 
 def region(*names: str) -> Callable[[Region], Region]:
     """Register the rule of regions by the names of their primitives."""
-
-    def register(function: Region) -> Region:
-        REGIONS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return into(REGIONS, names)
 
 
 def walk_inside(walk: Context, op: Op, jaxpr: object, inputs: Sequence[Value]) -> list[Value]:

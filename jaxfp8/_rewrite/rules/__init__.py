@@ -15,7 +15,7 @@ How to add a rule:
    It returns the fact about the output: `Scaled` for dequantised data, `Scales` for its scales, a
    longer `Product` after a dot. It returns None if nothing is known, and `lost(op, reason, remedy)`
    if it ends a fact and the user can change something. A view needs only `views.moved`.
-   `@outputs_rule` is for several outputs.
+   With several outputs it returns a sequence.
 3. Add three tests in `tests/rewrite`: a captured program in `programs/` with equal results; a near
   miss in `negatives.py` or `test_misses.py`, left alone with its reason; and one in
   `test_derivatives.py` if the rule is differentiated.
@@ -38,10 +38,9 @@ from jaxfp8._rewrite.rules import (
     zero_points,
     zeros,
 )
-from jaxfp8._rewrite.rules.registry import OUTPUTS_RULES, RULES
+from jaxfp8._rewrite.rules.registry import RULES
 
 __all__ = [
-    "OUTPUTS_RULES",
     "RULES",
     "collectives",
     "conversions",

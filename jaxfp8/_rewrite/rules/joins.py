@@ -25,7 +25,7 @@ from jaxfp8._rewrite.ir.factors import (
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled, Scales
-from jaxfp8._rewrite.rules.registry import lost, outputs_rule, rule
+from jaxfp8._rewrite.rules.registry import lost, rule
 from jaxfp8._rewrite.rules.views import slice_factor
 from jaxfp8._value.spec import Shape, tile_counts
 
@@ -128,7 +128,7 @@ def _joined_tile(factors: list[Factor], shapes: list[Shape], axis: int) -> int |
     return None if any(s[axis] % tile for s in shapes[:-1]) else tile
 
 
-@outputs_rule("split", "unstack")
+@rule("split", "unstack")
 def split(walk: Context, op: Op) -> Sequence[Fact | None]:
     """One slice for each output; unstacked ones without the axis."""
     fact, axis = walk.data(op.inputs[0]), op.params["axis"]
@@ -166,7 +166,7 @@ def _piece(fact: Scaled | Scales, op: Op, value: Value, start: int, end: int) ->
     return lost(as_slice, f"cuts through the tiles of a {what}", remedy)
 
 
-@outputs_rule("optimization_barrier")
+@rule("optimization_barrier")
 def barrier(walk: Context, op: Op) -> list[Fact | None]:
     """Dequantised operands pass the barrier as bytes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir.facts import Fact
@@ -10,34 +11,27 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost
 from jaxfp8._value import dtypes
 
-# From the walk and an op to the fact about its output. None if nothing is known, `Lost` if the op
-# ends a fact and another operation would have kept it.
-Rule = Callable[[Context, Op], Fact | None]
-# The same for an op with several outputs: a fact, or None, for each.
-OutputsRule = Callable[[Context, Op], Sequence[Fact | None]]
+# From the walk and an op to the fact about its output, or a sequence of facts for several outputs.
+# None if nothing is known, `Lost` if the op ends a fact and another operation would have kept it.
+Rule = Callable[[Context, Op], Fact | Sequence[Fact | None] | None]
+Function = TypeVar("Function")
 
 RULES: dict[str, Rule] = {}
-OUTPUTS_RULES: dict[str, OutputsRule] = {}
+
+
+def into(table: dict[str, Function], names: Sequence[str]) -> Callable[[Function], Function]:
+    """A decorator to put a function into a table, by the names of primitives."""
+
+    def register(function: Function) -> Function:
+        table.update(dict.fromkeys(names, function))
+        return function
+
+    return register
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the rule of primitives with one output."""
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-def outputs_rule(*names: str) -> Callable[[OutputsRule], OutputsRule]:
-    """Register the rule of primitives with several outputs."""
-
-    def register(function: OutputsRule) -> OutputsRule:
-        OUTPUTS_RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    """Register the rule of primitives."""
+    return into(RULES, names)
 
 
 def lost(op: Op, reason: str, remedy: str) -> Lost:
