@@ -84,15 +84,13 @@ def _table(report: Findings, width: int) -> Iterator[list[Piece]]:
     yield [(rows.headline(report), "bold")]
     cells = [_cells(row) for row in rows.rows(report)]
     widths = _widths(cells, width)
+    padded = [*(n + _GAP for n in widths[:-1]), 0]
     head: list[Cell] = [[(name, "bold")] for name in rows.HEAD]
     for row in (head, *cells) if cells else ():
         columns = [_wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
         for i in range(max(map(len, columns))):
             pieces = (column[i] if i < len(column) else ("", "") for column in columns)
-            yield [
-                (text.ljust(n + _GAP), style)
-                for (text, style), n in zip(pieces, widths, strict=True)
-            ]
+            yield [(text.ljust(n), style) for (text, style), n in zip(pieces, padded, strict=True)]
         yield []
     yield from ([(line, "yellow")] for line in rows.footer(report))
 
