@@ -230,10 +230,10 @@ def scaled_integers(x: Any) -> Any:
     return lax.dot_general(codes, scaled, numbers, preferred_element_type=jnp.int32)  # here
 
 
-@miss("ragged_dot_general", "leaves `ragged_dot` as it is written", "`jaxfp8.ragged_dot`")
+@miss("ragged_dot_general", "the other operand is int32", "`jaxfp8.ragged_dot`")
 def ragged(x: Any) -> Any:
     w = jnp.stack([_wide(FP8)] * 2)
-    return lax.ragged_dot(x, w, jnp.array([2, 3]))  # here
+    return lax.ragged_dot(x.astype(jnp.int32), w, jnp.array([2, 3]))  # here
 
 
 @miss("sin", "`sin` is applied to the dequantised values", "quantise that")

@@ -205,16 +205,6 @@ def _missed(fun: Any, *args: Any) -> Any:
     return report.missed[0]
 
 
-def test_ragged_dot_on_dequantised_values_is_missed() -> None:
-    def f(x: Any, q: Any, sizes: Any) -> Any:
-        return jax.lax.ragged_dot(x, q.astype(F32) * 0.5, sizes)
-
-    data = Data()
-    site = _missed(f, data.normal(5, 32), data.bits8(2, 32, 24), jnp.array([2, 3]))
-    assert "leaves `ragged_dot` as it is written" in site.reason
-    assert site.dims == (1, 5, 24, 32)
-
-
 @pytest.mark.parametrize(
     ("scale", "words"),
     [((2, 1, 24), "per axis 0, 2"), ((2, 32, 1), "per axis 0 and contracted axis 1")],

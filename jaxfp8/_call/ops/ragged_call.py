@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._call.library.strictness import tell_gathered, warn_once
 from jaxfp8._call.mesh import explicit, partitioning
-from jaxfp8._call.ops import ragged_cpu, ragged_lowering, ragged_reference, remat
+from jaxfp8._call.ops import ragged_cpu, ragged_lowering, ragged_reference, remat, routes
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._value import compat, dtypes
@@ -123,15 +123,29 @@ def _moves(tangent: Any) -> bool:
 # Lowering
 
 
+def why_not(spec: RaggedSpec, platform: str) -> str | None:
+    """Why no call computes a ragged dot on this machine's `platform`, or None if one does."""
+    return (
+        ragged_cpu.why_not(spec) if platform == "cpu" else ragged_lowering.why_not(spec, platform)
+    )
+
+
+def kernel_for(spec: RaggedSpec, platform: str) -> str | None:
+    """The kernel that multiplies the groups; None if that is not known."""
+    if why_not(spec, platform) is not None:
+        return None
+    if platform == "cpu":
+        return routes.kernel_for(ragged_reference.dot_of_group(spec), "cpu")
+    return "sm90_gemm"
+
+
 def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str, split: bool) -> str | None:
     """Why no kernel computes it in a program, exported and multi-device ones included."""
     if split and compat.place_of(ctx) is not None:
         return "the program is for several devices, and the call cannot be split"
-    if platform == "cpu":
-        return ragged_cpu.why_not(spec)
-    if ctx.module_context.lowering_parameters.for_export:
+    if platform != "cpu" and ctx.module_context.lowering_parameters.for_export:
         return "the program is exported, and no telling on which GPU it will run"
-    return ragged_lowering.why_not(spec, platform)
+    return why_not(spec, platform)
 
 
 _lower_dots = mlir.lower_fun(_define, multiple_results=True)

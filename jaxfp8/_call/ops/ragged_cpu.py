@@ -14,7 +14,7 @@ from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import lowering
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, for_each, one_of
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, is_known
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, is_known
 from jaxfp8._value.tiles import repeated
 
 _FACTORS = ("scale", "zero_point")
@@ -53,8 +53,7 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
 
 def _dot(lhs: OperandSpec, rhs: OperandSpec, spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group with all rows, or all of K."""
-    epilogue = EpilogueSpec(out_dtype=spec.out_dtype)
-    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
+    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=spec.epilogue, precision=spec.precision)
 
 
 def _order(side: OperandSpec, spec: RaggedSpec) -> tuple[int, ...]:

@@ -63,6 +63,11 @@ class RaggedSpec:
         return self.rhs.shape[self.rhs.free[0]]
 
     @property
+    def epilogue(self) -> EpilogueSpec:
+        """That of each group's dot."""
+        return EpilogueSpec(out_dtype=self.out_dtype)
+
+    @property
     def out_shape(self) -> Shape:
         """[M, N], or [G, M, N]."""
         lead = () if self.grouping == "rows" else (self.groups,)
@@ -100,8 +105,7 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 def dot_of_group(spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group, with all rows or all of K; of all groups if masked."""
     rhs = one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
-    epilogue = EpilogueSpec(out_dtype=spec.out_dtype)
-    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
+    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=spec.epilogue, precision=spec.precision)
 
 
 def _masked(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._rewrite.ir import precision as _precision
 from jaxfp8._rewrite.ir.factors import Factors
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -73,7 +74,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Captured:
-    """The scaled dot in place of a dot.
+    """The scaled dot, or the ragged one, in place of a dot.
 
     Attributes:
       spec: the problem, as it is computed.
@@ -82,8 +83,8 @@ class Captured:
       compute: "int8" if the product rounds operands to int8, else None.
     """
 
-    spec: ScaledDotSpec
-    stored: ScaledDotSpec
+    spec: ScaledDotSpec | RaggedSpec
+    stored: ScaledDotSpec | RaggedSpec
     sides: tuple[Side, Side]
     compute: str | None = None
 

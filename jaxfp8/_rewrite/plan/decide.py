@@ -20,6 +20,7 @@ from jaxfp8._rewrite.plan.encode_calls import produce_encodings
 from jaxfp8._rewrite.plan.encode_rows import encode_rows
 from jaxfp8._rewrite.plan.joint import join
 from jaxfp8._rewrite.plan.pause import collector_paused
+from jaxfp8._rewrite.plan.ragged_calls import call_ragged_dots
 from jaxfp8._rewrite.plan.resolve import call_dots
 from jaxfp8._rewrite.plan.row_calls import produce_rows
 from jaxfp8._rewrite.plan.walk import Settler, Walk
@@ -34,6 +35,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("cpu", encode_rows),  # rows of a call are quantised by another call
     ("cuda", produce_rows),  # rows of a call are made and quantised by another call
     ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call
+    ("", call_ragged_dots),  # ragged dots become calls
     ("", join),  # calls on one input become one launch, if a GPU here has such a kernel
 )
 

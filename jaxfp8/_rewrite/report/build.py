@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxfp8._call.gpu import asked
 from jaxfp8._call.library import targets
-from jaxfp8._call.ops import int8_form, lowering, routes
+from jaxfp8._call.ops import int8_form, lowering, ragged_call, routes
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
@@ -109,7 +110,7 @@ def _row(site: DotSite, types: Types) -> Site:
         widened_bytes=sum(_widened(*given) for given in site.given),
         out_dtype=_out_dtype(site, spec),
         note=_notes(site),
-        mesh="" if spec is None else split.told(spec, site.op.equation, types),
+        mesh=split.told(spec, site.op.equation, types) if isinstance(spec, ScaledDotSpec) else "",
         **_on_platforms(spec, cuda=_certain_path(site)),
     )
 
@@ -174,7 +175,7 @@ def _notes_of(op: Op) -> str:
     return "; ".join(filter(None, [*notes, second_rounding.of_call(op)]))
 
 
-def _out_dtype(site: DotSite, spec: ScaledDotSpec | None) -> str:
+def _out_dtype(site: DotSite, spec: ScaledDotSpec | RaggedSpec | None) -> str:
     """The dtype of what became of a dot."""
     return site.op.outputs[0].dtype.name if spec is None else spec.epilogue.out_dtype
 
@@ -224,12 +225,14 @@ def _certain_path(site: DotSite) -> str:
     if site.joined > 0:
         return asked.WEIGHT_ONLY
     captured = site.captured
-    if captured is None or captured.compute is None or not int8_form.in_one_call(captured.stored):
+    if captured is None or captured.compute is None:
         return ""
-    return int8_form.PATH
+    stored = captured.stored
+    in_one_call = isinstance(stored, ScaledDotSpec) and int8_form.in_one_call(stored)
+    return int8_form.PATH if in_one_call else ""
 
 
-def _on_platforms(spec: ScaledDotSpec | None, *, cuda: str = "") -> dict[str, Any]:
+def _on_platforms(spec: ScaledDotSpec | RaggedSpec | None, *, cuda: str = "") -> dict[str, Any]:
     """For each platform why no kernel takes a call, and which kernel does.
 
     `cuda` is the path on the GPU here, if that is known already.
@@ -237,6 +240,13 @@ def _on_platforms(spec: ScaledDotSpec | None, *, cuda: str = "") -> dict[str, An
     if spec is None:
         return {"platforms": {}, "kernels": {}}
     names = dict.fromkeys(["cpu", "cuda", targets.platform()])
+    if isinstance(spec, RaggedSpec):
+        platforms = {name: ragged_call.why_not(spec, name) for name in names}
+        here = {name: ragged_call.kernel_for(spec, name) for name in names}
+        return {
+            "platforms": platforms,
+            "kernels": {name: kernel for name, kernel in here.items() if kernel is not None},
+        }
     kernels = {name: routes.kernel_for(spec, name) for name in names}
     kernels |= {"cuda": cuda} if cuda else {}
     return {
@@ -292,7 +302,7 @@ def _widened(value: Value, fact: Known) -> int:
     return value.size * np.dtype(value.dtype).itemsize if wide else 0
 
 
-def _epilogue(spec: ScaledDotSpec) -> str:
+def _epilogue(spec: ScaledDotSpec | RaggedSpec) -> str:
     """What a scaled dot computes beside the product, in words."""
     epilogue = spec.epilogue
     parts = {

@@ -1,0 +1,151 @@
+"""Ragged dots on dequantised data become the ragged dot of the 8-bit data: experts as written.
+
+Two kinds of `jax.lax.ragged_dot_general` have a call: groups of rows, each with a matrix of its
+own, and groups along the contracted axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8._call.library import targets
+from jaxfp8._call.ops import ragged_call
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
+from jaxfp8._rewrite.ir import casts, graph, sides
+from jaxfp8._rewrite.ir import precision as _precision
+from jaxfp8._rewrite.ir.factors import as_one, on_tiles
+from jaxfp8._rewrite.ir.graph import Array, Value
+from jaxfp8._rewrite.ir.scaled import Scaled
+from jaxfp8._rewrite.ir.sides import Side, peel
+from jaxfp8._rewrite.ir.sites import Captured, DotSite
+from jaxfp8._rewrite.plan.body import Body, Replaced
+from jaxfp8._rewrite.rules import masks, unserved
+from jaxfp8._value import compat, dtypes
+from jaxfp8._value.spec import OperandSpec, Shape
+
+_NAME = "ragged_dot_general"
+_REMEDY = "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide"
+
+
+def call_ragged_dots(body: Body, replaced: Replaced) -> Replaced:
+    """The pass: ragged dots of 8-bit data become calls."""
+    if body.compute is not None:
+        return replaced
+    made: dict[Value, Value] = {}
+    for site in body.walk.own:
+        if site.op.name == _NAME and site.reason == unserved.NAMES[_NAME][0]:
+            call = _call(site)
+            if isinstance(call, str):
+                site.miss(call, _REMEDY)
+            else:
+                made[site.op.outputs[0]] = call
+                site.reason = site.remedy = ""
+    return {**replaced, **made}
+
+
+def _call(site: DotSite) -> Value | str:
+    """The output of a call in place of a ragged dot, or why there is none."""
+    lhs, rhs = _side(site, 0), _side(site, 1)
+    for side in (lhs, rhs):
+        if isinstance(side, str):
+            return side
+    assert isinstance(lhs, Side) and isinstance(rhs, Side)
+    if (reason := _why_not(site)) is not None:
+        return reason
+    sizes, out = site.op.inputs[2], site.op.outputs[0]
+    (lhs_spec, lhs_operands), (rhs_spec, rhs_operands) = _operand("lhs", lhs), _operand("rhs", rhs)
+    spec = RaggedSpec(
+        lhs=lhs_spec,
+        rhs=rhs_spec,
+        groups=sizes.shape[0],
+        out_dtype=out.dtype.name,
+        precision=site.precision,
+    )
+    if (reason := ragged_call.why_not(spec, targets.platform())) is not None:
+        return reason
+    operands = {**lhs_operands, **rhs_operands, "group_sizes": casts.cast(sizes, np.int32)}
+    names = tuple(operands)
+
+    def run(*arrays: Array) -> Array:
+        with graph.context_of(site.op.equation, site.op.callers):
+            named: dict[str, Any] = dict(zip(names, arrays, strict=True))
+            for name, side in (("lhs", lhs_spec), ("rhs", rhs_spec)):
+                if dtypes.is_float8(side.dtype) and named[name].dtype == np.uint8:
+                    named[name] = jax.lax.bitcast_convert_type(named[name], np.dtype(side.dtype))
+            return ragged_call.ragged_dot(spec, named)
+
+    site.captured = Captured(spec, spec, (lhs, rhs))
+    return graph.derived("ragged_dot", run, list(operands.values()), out.shape, out.dtype)
+
+
+def _why_not(site: DotSite) -> str | None:
+    """Why the call cannot compute a ragged dot, whatever its operands."""
+    params = site.op.params
+    numbers = params["ragged_dot_dimension_numbers"]
+    contracted = numbers.dot_dimension_numbers[0]
+    rows = not numbers.dot_dimension_numbers[1][0] and not set(contracted[0]) & set(
+        numbers.lhs_ragged_dimensions
+    )
+    along_k = not numbers.rhs_group_dimensions and not rows
+    if not (rows or along_k) or any(len(axes) != 1 for axes in contracted):
+        return "the call takes groups of rows, or along one contracted axis, without batch axes"
+    if params.get("group_offset") is not None:
+        return "the call takes no `group_offset`"
+    if compat.spec_of_output(site.op.equation) is not None:
+        return "groups are not split along explicit axes"
+    if site.op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
+        return f"the output dtype is {site.op.outputs[0].dtype}"
+    return _precision.why_not(params.get("precision"))
+
+
+def _side(site: DotSite, index: int) -> Side | str:
+    """An operand with its groups as a batch axis, or why it is none of a call."""
+    value, fact = site.given[index]
+    numbers = site.op.params["ragged_dot_dimension_numbers"]
+    contracting, _ = site.axes(index)
+    groups: Shape = tuple(map(int, numbers.rhs_group_dimensions)) if index else ()
+    rank = len(value.shape)
+    output = tuple(-1 if axis in contracting else axis for axis in range(rank))
+    if not isinstance(fact, Scaled):
+        if value.dtype in dtypes.WIDE_FLOAT:
+            return Side(value, value.dtype, contracting, groups, output)
+        return f"the other operand is {value.dtype}, not 8-bit, float32, bfloat16 or float16"
+    settled = masks.settle(fact.factors, fact.q.shape, contracting)
+    if fact.guards or settled.guards:
+        return "it has zeros whose scale may be infinite"
+    side = Side(
+        fact.q,
+        fact.dtype,
+        contracting,
+        groups,
+        output,
+        fact.zero_point,
+        settled.scales,
+        fact,
+    )
+    if sides.saves_nothing(side):
+        return "its scale varies with every element, or nearly"
+    return peel(side)
+
+
+def _operand(name: str, side: Side) -> tuple[OperandSpec, dict[str, Value]]:
+    """The spec of a side, and its data, scale and zero point by operand name."""
+    shape, tiles = side.value.shape, sides.tiles_of(side, side.factors)
+    operands = {name: casts.undo_bitcast(side.value, side.dtype)}
+    if side.factors:
+        operands[f"{name}_scale"] = on_tiles(as_one(side.factors, shape), shape, tiles)
+    if side.zero_point is not None:
+        operands[f"{name}_zero_point"] = on_tiles(side.zero_point, shape, tiles)
+    spec = OperandSpec(
+        dtype=side.dtype.name,
+        shape=shape,
+        contracting=side.contracting,
+        batch=side.batch,
+        tiles=tiles,
+        scale=bool(side.factors),
+        zero_point=side.zero_point is not None,
+    )
+    return spec, operands
