@@ -33,8 +33,9 @@ CODES = {dtype: code for code, dtype in BY_CODE.items()}
 BITS_OF_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
+_BITS = {code: 8 * dtype.itemsize for code, dtype in BY_CODE.items()} | BITS_OF_PACKED
+
+
 def bits(code: str) -> int | None:
     """Size of one value, or None if the code is unknown."""
-    if code in BITS_OF_PACKED:
-        return BITS_OF_PACKED[code]
-    return 8 * BY_CODE[code].itemsize if code in BY_CODE else None
+    return _BITS.get(code)

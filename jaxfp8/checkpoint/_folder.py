@@ -8,19 +8,27 @@ import os
 import pathlib
 from typing import Any
 
-from jaxfp8.checkpoint import _dtypes, _foreign, _markers
+import numpy as np
+
+from jaxfp8.checkpoint import _collector, _dtypes, _foreign, _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
 
 INDEX = "model.safetensors.index.json"
+# Diffusers and Mistral name it otherwise: "consolidated.safetensors.index.json".
+_INDICES = "*.safetensors.index*.json"
 CONFIG = "config.json"
+# Mistral's own configuration, beside files with its own names.
+_PARAMS = "params.json"
+_MISTRALS = "consolidated"
 # ModelOpt writes this file if config.json has no quantization_config.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
 # Bytes to read at once in the search for a value other than 0. Few tensors of other numbers begin
 # with this many zeros.
 _LOOK_BYTES = 1 << 16
+_MOST_BYTES = 1 << 22
 
 
 class Folder:
@@ -37,18 +45,19 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         place = pathlib.Path(path)
-        with contextlib.ExitStack() as stack:
-            paths, index = _paths(place)
+        with _collector.paused(), contextlib.ExitStack() as stack:
+            paths, index, names = _paths(place)
             self.files = {str(p): stack.enter_context(File(str(p))) for p in paths}
             self.entries = _entries(self.files)
             _markers.check(self.files, self.entries)
             if index is not None:
-                _check_index(place / INDEX, index, self.entries)
+                _check_index(index, names, self.entries)
             self.metadata: dict[str, str] = {}
             for file in self.files.values():
                 self.metadata |= file.header.metadata
             folder = place if place.is_dir() else place.parent
-            self.quantization = _quantization(folder, self.metadata, str(place))
+            mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
+            self.quantization = _quantization(folder, self.metadata, str(place), mistrals)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -61,6 +70,17 @@ class Folder:
         return entry.code in _dtypes.BY_CODE and not any(
             part.any() for part in file.chunks(entry, _LOOK_BYTES)
         )
+
+    def values(self, entry: Entry) -> np.ndarray:
+        """The values of a small tensor of integers.
+
+        Raises:
+          CheckpointError: it holds something else.
+        """
+        if entry.code not in ("I32", "I64") or entry.nbytes > _MOST_BYTES:
+            needs = "a short list of integers is needed"
+            raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, "fetch it again")
+        return self.files[entry.file].read(entry)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -80,8 +100,10 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
-    """The files of a checkpoint, and the file of each tensor by the index, if there is one."""
+def _paths(
+    place: pathlib.Path,
+) -> tuple[list[pathlib.Path], pathlib.Path | None, dict[str, str]]:
+    """The files of a checkpoint, the index if there is one, and the file of each tensor in it."""
     try:
         return _paths_of(place)
     except OSError as error:
@@ -90,46 +112,60 @@ def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | No
         raise CheckpointError(place, "", found, needs, remedy) from error
 
 
-def _paths_of(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
-    if place.is_file():
-        return [place], None
-    if not place.is_dir():
+def _paths_of(
+    place: pathlib.Path,
+) -> tuple[list[pathlib.Path], pathlib.Path | None, dict[str, str]]:
+    if place.is_file() and not place.match(_INDICES):
+        return [place], None, {}
+    if not place.is_dir() and not place.is_file():
         needs = "a safetensors file or a folder of them is needed"
         what = "that is no regular file" if place.exists() else "there is no such path"
         raise CheckpointError(place, "", what, needs, "check the path")
-    if (place / INDEX).exists():
-        index = _index(place / INDEX)
-        names = sorted(set(index.values()))
-        return [_member(place, name) for name in names], index
+    path = _index_of(place)
+    if path is not None:
+        index = _index(path)
+        return [_member(path, name) for name in sorted(set(index.values()))], path, index
     found = sorted(place.glob("*.safetensors"))
     if len(found) > 1:
         some = ", ".join(path.name for path in found[:4])
-        needs = f"several files need an index, {INDEX}"
+        needs = f"several files need an index, such as {INDEX}"
         remedy = "fetch the index too, or name one file"
         raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
     if not found:
         raise _foreign.without(place)
-    return found, None
+    return found, None, {}
+
+
+def _index_of(place: pathlib.Path) -> pathlib.Path | None:
+    """The index of a folder, or the one named itself."""
+    if place.is_file() or (place / INDEX).exists():
+        return place if place.is_file() else place / INDEX
+    found = sorted(place.glob(_INDICES))
+    if len(found) > 1:
+        some = ", ".join(path.name for path in found[:4])
+        needs = "one index says which files are the model"
+        remedy = f"name one of them, such as {found[0]}"
+        raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
+    return found[0] if found else None
 
 
 def _index(path: pathlib.Path) -> dict[str, str]:
     index = read_json(path).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+    if not isinstance(index, dict) or not all(isinstance(f, str) for f in index.values()):
         needs = "weight_map, a file for each tensor, is needed"
         raise CheckpointError(path, "", "the index has no weight_map", needs, "fetch it again")
     return index
 
 
-def _member(folder: pathlib.Path, name: str) -> pathlib.Path:
+def _member(index: pathlib.Path, name: str) -> pathlib.Path:
     """A file named by an index. It must lie in the index's folder."""
     if name in ("", ".", "..") or pathlib.PurePath(name).name != name:
         needs = "the files lie beside it"
-        raise CheckpointError(folder / INDEX, "", f"the index names {name!r}", needs, "rename it")
-    if not (folder / name).is_file():
+        raise CheckpointError(index, "", f"the index names {name!r}", needs, "rename it")
+    if not (index.parent / name).is_file():
         needs = "the file is not there"
-        remedy = "fetch it too"
-        raise CheckpointError(folder / INDEX, "", f"the index names {name!r}", needs, remedy)
-    return folder / name
+        raise CheckpointError(index, "", f"the index names {name!r}", needs, "fetch it too")
+    return index.parent / name
 
 
 def _entries(files: dict[str, File]) -> dict[str, Entry]:
@@ -147,8 +183,9 @@ def _entries(files: dict[str, File]) -> dict[str, Entry]:
 
 
 def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, Entry]) -> None:
+    names = {file: pathlib.Path(file).name for file in {e.file for e in entries.values()}}
     for name, file in index.items():
-        at = pathlib.Path(entries[name].file).name if name in entries else None
+        at = names[entries[name].file] if name in entries else None
         if at != file:
             needs = "no file has it" if at is None else f"{at} has it"
             raise CheckpointError(path, name, f"is said to be in {file}", needs, "fetch all again")
@@ -159,13 +196,16 @@ def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, E
 
 
 def _quantization(
-    folder: pathlib.Path, metadata: dict[str, str], path: str
+    folder: pathlib.Path, metadata: dict[str, str], path: str, mistrals: bool
 ) -> dict[str, Any] | None:
-    """The configuration of 8-bit weights, from config.json, ModelOpt's file or the metadata."""
-    if (folder / CONFIG).is_file():
-        config = read_json(folder / CONFIG)
+    """The configuration of 8-bit weights, from a file of its program or the metadata."""
+    config = folder / CONFIG
+    if (folder / _PARAMS).is_file() and (mistrals or not config.is_file()):
+        return _of_params(read_json(folder / _PARAMS))
+    if config.is_file():
+        said = read_json(config)
         # Models of several parts have it in the text part; old models use another name.
-        parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+        parts = [said, *(part for part in said.values() if isinstance(part, dict))]
         for part in parts:
             for key in (QUANTIZATION, "compression_config"):
                 if isinstance(part.get(key), dict):
@@ -183,3 +223,8 @@ def _quantization(
         text = f"the metadata's {QUANTIZATION} is no JSON object"
         raise CheckpointError(path, "", text, "one is needed", remedy)
     return None
+
+
+def _of_params(params: dict[str, Any]) -> dict[str, Any] | None:
+    said = params.get("quantization") or params.get(QUANTIZATION)
+    return said if isinstance(said, dict) else None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
-from collections.abc import Iterable
+
+import numpy as np
 
 from jaxfp8._value import tables
-from jaxfp8.checkpoint import _formats
-from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint import _collector, _formats
 from jaxfp8.checkpoint._folder import Folder
-from jaxfp8.checkpoint._formats import Format
-from jaxfp8.checkpoint._plan import Item, plan
+from jaxfp8.checkpoint._items import Item
+from jaxfp8.checkpoint._plan import Plan, plan
+from jaxfp8.checkpoint._scheme import Format
 
 _HEAD = ("name", "file has", "loads as", "scale", "activations, or why not in 8 bits", "bytes")
 
@@ -117,45 +119,53 @@ def inspect(path: str | os.PathLike[str]) -> CheckpointSummary:
     folder = Folder(path)
     try:
         form = _formats.read(folder.quantization, folder.path)
-        planned = plan(folder.entries, form, folder.is_zero)
-        items = planned.items.values()
-        return summary(folder.path, folder, form, items, planned.problems)
+        return summary(folder.path, folder, form, plan(folder, form))
     finally:
         folder.close()
 
 
-def summary(
-    path: str,
-    folder: Folder,
-    form: Format,
-    items: Iterable[Item],
-    problems: Iterable[CheckpointError],
-) -> CheckpointSummary:
+def summary(path: str, folder: Folder, form: Format, planned: Plan) -> CheckpointSummary:
     """What was found, as rows."""
+    with _collector.paused():
+        rows = tuple([_row(item) for item in planned.items.values()])
     return CheckpointSummary(
         path=path,
-        format=form.name,
+        format=_named(form, planned),
         files=len(folder.files),
-        rows=tuple(_row(item) for item in items),
-        problems=tuple(str(problem) for problem in problems),
+        rows=rows,
+        problems=tuple(str(problem) for problem in planned.problems),
     )
 
 
+def _named(form: Format, planned: Plan) -> str:
+    """The format; without a configuration, the writers of its names."""
+    if form.name != _formats.BY_TENSORS:
+        return form.name
+    writers = sorted({item.writer for item in planned.items.values()} - {""})
+    return f"{form.name}, as {' and '.join(writers)} names them" if writers else form.name
+
+
 def _row(item: Item) -> StoredTensor:
-    loads, scale = item.value.dtype.name, ""
-    if item.scale is not None:
-        loads = "QArray"
+    value, scale, loads = item.value, "", "QArray"
+    if item.scale is None:
+        loads = _dtype_name(value.dtype)
+    else:
         zero = ", zero point" if item.zero_point is not None else ""
-        scale = f"{item.granularity}, {item.scale.dtype.name}{zero}"
+        scale = f"{item.granularity}, {_dtype_name(item.scale.dtype)}{zero}"
     return StoredTensor(
         path=item.name,
-        stored=str(item.value.entry),
-        shape=item.value.shape,
+        stored=str(value.entry),
+        shape=value.shape,
         loads=loads,
         scale=scale,
         note=item.reason or item.activations,
         nbytes=item.nbytes,
     )
+
+
+@functools.lru_cache
+def _dtype_name(dtype: np.dtype) -> str:
+    return dtype.name
 
 
 def _cells(rows: list[StoredTensor]) -> tuple[str, ...]:

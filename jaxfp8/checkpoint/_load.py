@@ -18,6 +18,7 @@ from jaxfp8.checkpoint import _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._inspect import CheckpointSummary, summary
+from jaxfp8.checkpoint._items import Item
 from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._read import Shardings, Transfers, read
 
@@ -26,6 +27,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
     """An open checkpoint: a mapping from names to arrays, each read at look-up.
 
     Each look-up reads the file again; nothing is kept. Close it, or use it as a context.
+    Of a checkpoint that contradicts itself, `raw` and `summary` alone work.
 
     Attributes:
       path: the opened file or folder.
@@ -37,6 +39,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         *,
         sharding: Shardings = None,
         dtype: DTypeLike | None = None,
+        unscaled: bool = False,
     ) -> None:
         self.path = os.fspath(path)
         self._sharding, self._dtype = sharding, dtype
@@ -44,14 +47,18 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         with contextlib.ExitStack() as opened:
             opened.callback(self.close)
             self._format = _formats.read(self._folder.quantization, self.path)
-            planned = plan(self._folder.entries, self._format, self._folder.is_zero)
-            if planned.problems:
-                raise _all(planned.problems)
+            self._plan = plan(self._folder, self._format, unscaled=unscaled)
             opened.pop_all()  # all is well: `close` closes it
-        self._items = planned.items
-        tell(*unknown_names("jaxfp8.checkpoint", "sharding", sharding, planned.items, "arrays"))
+        items = self._plan.items
+        tell(*unknown_names("jaxfp8.checkpoint", "sharding", sharding, items, "arrays"))
         # The host never holds more than the largest tensor.
-        self._transfers = Transfers(max((item.nbytes for item in self._items.values()), default=0))
+        self._transfers = Transfers(max((item.nbytes for item in items.values()), default=0))
+
+    @property
+    def _items(self) -> dict[str, Item]:
+        if self._plan.problems:
+            raise _all(self._plan.problems)
+        return self._plan.items
 
     def close(self) -> None:
         """Close the files."""
@@ -77,7 +84,8 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         return name in self._items
 
     def __repr__(self) -> str:
-        return f"Checkpoint({self.path!r}, {self._format.name}, {len(self)} arrays)"
+        count = len(self._plan.items)
+        return f"Checkpoint({self.path!r}, {self._format.name}, {count} arrays)"
 
     def shape(self, name: str) -> jax.ShapeDtypeStruct | QArray:
         """Shape and dtype of the entry under a name; no values are read."""
@@ -93,7 +101,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
 
     def summary(self) -> CheckpointSummary:
         """What the checkpoint holds, as `inspect` says it."""
-        return summary(self.path, self._folder, self._format, self._items.values(), ())
+        return summary(self.path, self._folder, self._format, self._plan)
 
 
 def load(
@@ -102,6 +110,7 @@ def load(
     sharding: Shardings = None,
     where: Where = None,
     dtype: DTypeLike | None = None,
+    unscaled: bool = False,
 ) -> dict[str, jax.Array | QArray]:
     """Reads a checkpoint; weights in 8 bits become `QArray`s and are never widened.
 
@@ -121,6 +130,9 @@ def load(
         of names, or a function of the name and a `jax.ShapeDtypeStruct`. None reads all.
       dtype: float32, bfloat16 or float16, for floats that belong to no 8-bit weight; None leaves
         them as the file has them.
+      unscaled: whether FP8 tensors without a scale are values as they are, of a model that was cast
+        to FP8. Weights of two axes and more become `QArray`s with the scale 1, and vectors arrays,
+        which `dtype` converts. By default such tensors are refused.
 
     Returns:
       Arrays and `QArray`s by name.
@@ -140,7 +152,7 @@ def load(
       >>> load(folder)
       {'layer.weight': QArray(float8_e4m3fn[300,64], scale=float32[3,2], tiles=(128, None))}
     """
-    with Checkpoint(path, sharding=sharding, dtype=dtype) as checkpoint:
+    with Checkpoint(path, sharding=sharding, dtype=dtype, unscaled=unscaled) as checkpoint:
         wanted = _wanted(checkpoint, where)
         total = sum(checkpoint.nbytes(name) for name in wanted)
         loaded = {}
@@ -156,14 +168,18 @@ def open(
     *,
     sharding: Shardings = None,
     dtype: DTypeLike | None = None,
+    unscaled: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint as a mapping; each array is read at look-up.
 
+    All is checked before the first array is read. Of a bad checkpoint, the first use of the mapping
+    raises; `raw(name)` still reads the bytes of a tensor.
+
     Args:
-      path, sharding, dtype: as for `load`.
+      path, sharding, dtype, unscaled: as for `load`.
 
     Returns:
-      A `Checkpoint`, after all checks of `load`.
+      A `Checkpoint`.
 
     Raises:
       CheckpointError: as for `load`.
@@ -176,7 +192,7 @@ def open(
       ...     print(list(checkpoint), checkpoint.nbytes("layer.weight"))
       ['layer.weight'] 36
     """
-    return Checkpoint(path, sharding=sharding, dtype=dtype)
+    return Checkpoint(path, sharding=sharding, dtype=dtype, unscaled=unscaled)
 
 
 def _wanted(checkpoint: Checkpoint, where: Where) -> list[str]:

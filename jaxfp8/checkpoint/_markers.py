@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxfp8.checkpoint import _names
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
@@ -20,6 +19,7 @@ _COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
 _HARMLESS = ("format", "full_precision_matrix_mult")
 _COMFY_METADATA = "_quantization_metadata"
 _TORCHAO = ("Tensor", "Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_MARK = ".comfy_quant"
 _MOST_BYTES = 1 << 16
 _REMEDY = "load a version of the model whose weights are float8_e4m3fn with plain scales"
 
@@ -48,7 +48,7 @@ def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> None:
 def _comfy(file: File, entries: Mapping[str, Entry]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The marks of layers, in tensors of their own or in the metadata."""
     for entry in file.header.entries:
-        if _names.last(entry.name) == "comfy_quant" and entries[entry.name].file == file.path:
+        if entry.name.endswith(_MARK) and entries[entry.name].file == file.path:
             text = file.read(entry).tobytes() if entry.nbytes <= _MOST_BYTES else b""
             yield entry.name, _object(file.path, entry.name, text)
     if _COMFY_METADATA in file.header.metadata:

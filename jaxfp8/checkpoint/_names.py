@@ -1,21 +1,125 @@
-"""The names of a weight's tensors, and the patterns in lists of skipped modules."""
+"""The names of a weight's tensors: one table for the spellings of all writers."""
 
 from __future__ import annotations
 
-import fnmatch
+import functools
 import re
-from collections.abc import Container, Iterable
+from typing import NamedTuple
 
-# Spellings of the last part of a name next to "layer.weight".
-_SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "qscale_weight")
-_ZERO_POINTS = ("weight_zero_point",)
-_INPUT_SCALES = ("input_scale", "scale_input", "qscale_act", "activation_scale")
+# What a tensor is to its weight.
+CODES, SCALE, ZERO_POINT, INPUT_SCALE = "codes", "scale", "zero point", "input scale"
+SHAPE, ORDER, LAYOUT, SMOOTHING = "shape", "order of groups", "layout", "smoothing"
+PART_OF_FEWER_BITS, MARK, INPUT_ZERO_POINT = "part of fewer bits", "mark", "input zero point"
+
+
+class Kind(NamedTuple):
+    """The meaning of the last part of a tensor's name.
+
+    Attributes:
+      role: what the tensor is to its weight.
+      weight: the last part of the weight's name; None if the weight is named as the module.
+      writer: the program that spells it so; "" for several.
+      certain: whether it can mean nothing else. Else the tensor is an array of its own, unless the
+        weight is in 8 bits and has no other of its role.
+      decode: the reader of its values, as `_decode` names it.
+    """
+
+    role: str
+    weight: str | None
+    writer: str = ""
+    certain: bool = True
+    decode: str = ""
+
+
+# Beside "layer.weight".
+_BESIDE_WEIGHT: dict[str, tuple[str, str, bool, str]] = {
+    "weight_scale": (SCALE, "", True, ""),
+    "weight_scale_inv": (SCALE, "DeepSeek", True, ""),
+    "scale": (SCALE, "DeepSeek", False, ""),
+    "scale_weight": (SCALE, "ComfyUI", True, ""),
+    "qscale_weight": (SCALE, "Mistral", True, ""),
+    "SCB": (SCALE, "bitsandbytes", True, "over 127"),
+    "weight_zero_point": (ZERO_POINT, "", True, ""),
+    "weight_packed": (CODES, "compressed-tensors", True, "packed"),
+    "weight_shape": (SHAPE, "compressed-tensors", True, ""),
+    "weight_g_idx": (ORDER, "compressed-tensors", True, ""),
+    "weight_format": (LAYOUT, "bitsandbytes", True, ""),
+    "pre_quant_scale": (SMOOTHING, "ModelOpt", True, ""),
+    "input_scale": (INPUT_SCALE, "", False, ""),
+    "activation_scale": (INPUT_SCALE, "", False, ""),
+    "scale_input": (INPUT_SCALE, "ComfyUI", False, ""),
+    "qscale_act": (INPUT_SCALE, "Mistral", False, ""),
+    "input_zero_point": (INPUT_ZERO_POINT, "", False, ""),
+    "weight_scale_2": (PART_OF_FEWER_BITS, "ModelOpt", True, ""),
+    "weight_global_scale": (PART_OF_FEWER_BITS, "compressed-tensors", True, ""),
+    "weight_blocks": (PART_OF_FEWER_BITS, "", True, ""),
+    "bitmask": (PART_OF_FEWER_BITS, "compressed-tensors", True, ""),
+    "qweight": (PART_OF_FEWER_BITS, "GPTQ or AWQ", True, ""),
+    "qzeros": (PART_OF_FEWER_BITS, "GPTQ or AWQ", True, ""),
+}
+# Beside "experts.up_proj", by the ending behind the name of the weight. The first one counts.
+_ENDINGS: tuple[tuple[str, str, str, str], ...] = (
+    ("_input_scale", INPUT_SCALE, "", ""),
+    ("_activation_scale", INPUT_SCALE, "", ""),
+    ("_scale_inv", SCALE, "DeepSeek", ""),
+    ("_scale", SCALE, "", ""),
+    ("_zero_point", ZERO_POINT, "", ""),
+    ("_packed", CODES, "compressed-tensors", "packed"),
+    ("_shape", SHAPE, "compressed-tensors", ""),
+    ("_g_idx", ORDER, "compressed-tensors", ""),
+    (":qdata", CODES, "torchao", ""),
+    (":scale", SCALE, "torchao", ""),
+    (":zero_point", ZERO_POINT, "torchao", ""),
+)
 # torchao writes "layer._weight_qdata" for "layer.weight".
-_TORCHAO = re.compile(r"(.*\.)?_([^.]+)_(qdata|scale|zero_point)")
-# Marks of how to read a checkpoint, not parts of a model.
-_MARKERS = ("scaled_fp8", "comfy_quant")
-# Parts of formats of fewer bits; a file with one is refused, by these names.
-_PACKED = ("weight_packed", "qweight", "weight_scale_2", "weight_blocks", "bitmask")
+_TORCHAO = re.compile(
+    r"_(.+)_(qdata|scale|zero_point|act_quant_scale|act_quant_zero_point|act_pre_scale)"
+)
+_TORCHAO_ROLES = {
+    "qdata": CODES,
+    "scale": SCALE,
+    "zero_point": ZERO_POINT,
+    "act_quant_scale": INPUT_SCALE,
+    "act_quant_zero_point": INPUT_ZERO_POINT,
+    "act_pre_scale": SMOOTHING,
+}
+# optimum-quanto writes "layer.weight._data" for "layer.weight".
+_QUANTO = {"_data": CODES, "_scale": SCALE, "_shift": PART_OF_FEWER_BITS}
+_MARKS = ("scaled_fp8", "comfy_quant")
+_OF_CACHE = re.compile(r"(.+_)?(q|k|v|kv|qk|kv_cache|prob|prob_output)_scale")
+_TABLE = re.compile(r".*embed.*|wte|wpe|word_embeddings")
+# Words in the names of scales, zero points and tables, of formats known here or not.
+_SCALE_WORD = re.compile(
+    r"[wsqd]?(scb?|scales?|absmax|amax|q?zeros?|zp|quant|codebooks?|lut|idx|perm|biases|step|state)"
+)
+_PARTING = re.compile(r"[._:]+")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def kind(last: str) -> Kind:
+    """The meaning of the last part of a name."""
+    if last in _BESIDE_WEIGHT:
+        role, writer, certain, decode = _BESIDE_WEIGHT[last]
+        return Kind(role, "weight", writer, certain, decode)
+    if last in _QUANTO:
+        return Kind(_QUANTO[last], None, "optimum-quanto")
+    if last in _MARKS:
+        return Kind(MARK, last, "ComfyUI")
+    if match := _TORCHAO.fullmatch(last):
+        return Kind(_TORCHAO_ROLES[match[2]], match[1], "torchao")
+    for ending, role, writer, decode in _ENDINGS:
+        if last.endswith(ending) and last != ending:
+            return Kind(role, last.removesuffix(ending), writer, role == CODES, decode)
+    return Kind(CODES, last)
+
+
+def parts(name: str) -> tuple[str, Kind]:
+    """The name of the weight of a tensor, and the meaning of the tensor."""
+    module, _, last = name.rpartition(".")
+    found = kind(last)
+    if found.weight is None:
+        return module, found
+    return (f"{module}.{found.weight}" if module else found.weight), found
 
 
 def module_of(name: str) -> str:
@@ -28,79 +132,50 @@ def last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def weight_name(name: str) -> str:
-    """The name of a weight, from the name of its codes."""
-    match = _TORCHAO.fullmatch(name)
-    return f"{match[1] or ''}{match[2]}" if match and match[3] == "qdata" else name
-
-
-def scales(weight: str) -> list[str]:
-    """The possible names of the scale of a weight."""
-    return _parts(weight, _SCALES, ("_scale", "_scale_inv"), "scale")
-
-
-def zero_points(weight: str) -> list[str]:
-    """The possible names of the zero point of a weight."""
-    return _parts(weight, _ZERO_POINTS, ("_zero_point",), "zero_point")
-
-
-def input_scales(weight: str) -> list[str]:
-    """The possible names of the static scale of a layer's input."""
-    module = module_of(weight)
-    if last(weight) == "weight":
-        return [_join(module, part) for part in _INPUT_SCALES]
-    return [f"{weight}_{part}" for part in _INPUT_SCALES]
-
-
 def canonical(name: str) -> str:
     """One name for a static scale of activations in all formats."""
-    return _join(module_of(name), "input_scale") if last(name) in _INPUT_SCALES else name
+    module, found = module_of(name), kind(last(name))
+    if found.role != INPUT_SCALE or found.weight != "weight":
+        return name
+    return f"{module}.input_scale" if module else "input_scale"
 
 
-def is_for_a_weight(name: str) -> bool:
-    """Whether the name can only mean the scale or zero point of a weight."""
-    torchao = _TORCHAO.fullmatch(name)
-    is_torchao = torchao is not None and torchao[3] != "qdata"
-    return last(name) in (*_SCALES, *_ZERO_POINTS) or is_torchao
+@functools.lru_cache(maxsize=1 << 14)
+def _is_table(last: str) -> bool:
+    return _TABLE.fullmatch(last) is not None
 
 
-def is_marker(name: str) -> bool:
-    """Whether a tensor only says how to read others."""
-    return last(name) in _MARKERS
+def is_table(module: str) -> bool:
+    """Whether a module is named as a table of embeddings."""
+    return _is_table(last(module))
 
 
-def is_packed(name: str) -> bool:
-    """Whether a tensor belongs to a format of fewer than 8 bits."""
-    return last(name) in _PACKED
+def is_for_cache(name: str) -> bool:
+    """Whether a tensor is a scale of attention or of its cache."""
+    return _OF_CACHE.fullmatch(last(name)) is not None
 
 
-def _parts(weight: str, kinds: tuple[str, ...], endings: tuple[str, ...], part: str) -> list[str]:
-    module, name = module_of(weight), last(weight)
-    of_weight = [_join(module, kind) for kind in kinds] if name == "weight" else []
-    own = [weight + ending for ending in endings]
-    return list(dict.fromkeys([*of_weight, *own, _join(module, f"_{name}_{part}")]))
+def looks_like_scale_of(name: str, other: str) -> bool:
+    """Whether `other` looks like a scale, or another part, of the tensor `name`.
 
-
-def _join(module: str, name: str) -> str:
-    return f"{module}.{name}" if module else name
-
-
-def first(names: Iterable[str], there: Container[str]) -> list[str]:
-    """The names present in `there`."""
-    return [name for name in names if name in there]
-
-
-def matches(pattern: str, module: str) -> bool:
-    """Whether an entry of a skip list, or a target, names a module.
-
-    `re:` begins a regular expression, a star makes a pattern of the shell; anything else names a
-    module, all modules below it, or the last parts of its name.
+    The formats are unknown. Bare codes beside such a tensor are not numbers of a model.
     """
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], module) is not None
-        except re.error:
-            return False
-    if any(sign in pattern for sign in "*?["):
-        return fnmatch.fnmatchcase(module, pattern)
-    return bool(pattern) and f".{pattern}." in f".{module}."
+    own, ending = last(name), last(other)
+    if is_for_cache(other) or kind(ending).role in (INPUT_SCALE, INPUT_ZERO_POINT):
+        return False
+    if other.startswith(f"{name}."):
+        return True
+    words = _PARTING.split(ending.lower().strip("._:"))
+    rest = [word for word in words if not _SCALE_WORD.fullmatch(word)]
+    if module_of(other) != module_of(name) or len(rest) == len(words):
+        return False
+    return "weight" in own or own.lower().strip("_").startswith("_".join(rest))
+
+
+def spellings(weight: str) -> str:
+    """The usual names of a weight's scale, for an error."""
+    names = [f"{weight}_scale", f"{weight}_scale_inv"]
+    if last(weight) == "weight":
+        module = weight.removesuffix("weight")
+        names += [f"{module}scale_weight", f"{module}SCB"]
+    return " or ".join(map(repr, names))

@@ -342,7 +342,7 @@ def _check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
 
 def _checked(folder: Folder) -> dict[str, Entry]:
     """The tensors of a source; refuses 8-bit ones."""
-    planned = plan(folder.entries, _formats.read(folder.quantization, folder.path), folder.is_zero)
+    planned = plan(folder, _formats.read(folder.quantization, folder.path))
     if planned.problems:
         raise planned.problems[0]
     for item in planned.items.values():

@@ -19,13 +19,15 @@ from jaxfp8._value import dtypes
 from jaxfp8._value.checks import as_dtype
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
+from jaxfp8.checkpoint import _decode
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
-from jaxfp8.checkpoint._plan import Item, Part
+from jaxfp8.checkpoint._items import Item, Part
 
 Struct = jax.ShapeDtypeStruct
 Shardings = Sharding | Mapping[str, Sharding] | Callable[[str, Struct], Sharding | None] | None
-_FLOATS = (*dtypes.WIDE_FLOAT, np.dtype(np.float64))
+# FP8 too: of arrays without a scale.
+_FLOATS = (*dtypes.WIDE_FLOAT, np.dtype(np.float64), *dtypes.FLOAT8)
 _NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}
 
 
@@ -151,9 +153,9 @@ def _target(item: Item, dtype: DTypeLike | None) -> np.dtype:
 def _array(
     files: Mapping[str, File], part: Part, sharding: Sharding, dtype: np.dtype | None = None
 ) -> jax.Array:
-    entry, target = part.entry, dtype or part.dtype
+    target = dtype or part.dtype
     is_scale = dtype is None and target in dtypes.SCALE
-    file, seen = files[entry.file], dict[Any, np.ndarray]()
+    file, seen = files[part.entry.file], dict[Any, np.ndarray]()
 
     def slice_of(index: Any) -> np.ndarray:
         key = tuple(part.indices(n)[:2] for part, n in zip(index, shape, strict=True))
@@ -162,11 +164,7 @@ def _array(
         return seen[key]
 
     def convert(index: tuple[slice, ...]) -> np.ndarray:
-        if entry.shape == part.shape:
-            values = file.read(entry, index)
-        else:  # a scale in another shape: it is small
-            values = file.read(entry).reshape(part.shape)[index]
-        values = values.view(part.dtype) if values.dtype != part.dtype else values
+        values = _decode.values(file, part, index)
         if is_scale:
             check_scale(part, values)
         return values if target == part.dtype else _cast(part, values, target)

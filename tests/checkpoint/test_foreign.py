@@ -73,7 +73,7 @@ KINDS = {
     "tar": ("m.nemo", tarred(), "archive", "unpack it"),
     "zip": ("m.zip", zipped("model.safetensors"), "archive", "unpack it"),
     "index": (
-        "model.safetensors.index.json",
+        "weights.json",
         json.dumps({"weight_map": {}}).encode(),
         "the index of a checkpoint",
         "name the folder",

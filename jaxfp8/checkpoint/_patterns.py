@@ -1,0 +1,74 @@
+"""Lists of modules in a configuration: which entry names a module, in time that no list stretches.
+
+A mixture of experts has 75,000 modules and hundreds of entries, so entries are never tried in turn.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+
+_EXPRESSION = "re:"
+_WILD = re.compile(r"[*?[]")
+# An expression refers to its own groups by number or name, or sets flags: it stays on its own.
+_ALONE = re.compile(r"\\[1-9]|\(\?P|\(\?\(|\(\?[aiLmsux]")
+
+
+class Patterns:
+    """Entries of a skip list, or targets.
+
+    `re:` begins a regular expression, a star makes a pattern of the shell. Anything else names a
+    module, all modules below it, or the last parts of its name.
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        wild: dict[str, str] = {}
+        # Names by their last part, since few modules share it with an entry.
+        self._names: dict[str, dict[int, set[str]]] = {}
+        self._found: dict[str, str | None] = {"": None}
+        for entry in entries:
+            if entry.startswith(_EXPRESSION):
+                wild.setdefault(entry, entry.removeprefix(_EXPRESSION))
+            elif _WILD.search(entry):
+                wild.setdefault(entry, fnmatch.translate(entry).replace("(?s:", "(?:", 1))
+            elif entry:
+                parts = entry.split(".")
+                by_length = self._names.setdefault(parts[-1], {})
+                by_length.setdefault(len(parts), set()).add(entry)
+        self._wild = {entry: _compiled(text) for entry, text in wild.items()}
+        joint = [text for text in wild.values() if _compiled(text) and not _ALONE.search(text)]
+        alone = [found for found in self._wild.values() if found and _ALONE.search(found.pattern)]
+        self._any = [re.compile("|".join(f"(?:{text})" for text in joint))] if joint else []
+        self._any += alone
+
+    def first(self, module: str) -> str | None:
+        """The entry for a module, or None."""
+        named = self._named(module)
+        if named is not None or not any(found.match(module) for found in self._any):
+            return named
+        matched = (entry for entry, found in self._wild.items() if found and found.match(module))
+        return next(matched, None)
+
+    def _named(self, module: str) -> str | None:
+        """The name among the entries of a module or of one around it."""
+        if module in self._found:
+            return self._found[module]
+        around, _, last = module.rpartition(".")
+        named = self._named(around)
+        lengths = self._names.get(last, {}) if named is None else {}
+        parts = module.split(".") if lengths else []
+        for length, entries in lengths.items():
+            name = ".".join(parts[-length:])
+            if name in entries:
+                named = name
+        self._found[module] = named
+        return named
+
+
+def _compiled(text: str) -> re.Pattern[str] | None:
+    """An expression; None for one that is none, since no module matches it."""
+    try:
+        return re.compile(text)
+    except re.error:
+        return None
