@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest cuda demo test test-quick test-cuda bench test-kernels test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
+.PHONY: help setup setup-latest cuda demo test test-quick test-cuda bench test-kernels test-gpu bench-gpu writers check sanitize format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -95,6 +95,12 @@ test-gpu:  ## the tests that need a GPU, with the python3 and the JAX that the m
 
 bench-gpu:  ## the figures of docs/measurements.md, on this machine's GPU
 	@python3 tools/gpu.py bench $(ARGS)
+
+writers: setup  ## read files that other programs write, and compare; installs them into build/writers
+	@[ -x build/writers/bin/pip ] || $(BIN)/python -m venv build/writers
+	build/writers/bin/pip install --quiet -r tests/writers/requirements.txt
+	rm -rf build/writers/files && build/writers/bin/python tests/writers/write.py build/writers/files
+	$(BIN)/pytest -q tests/writers/compare.py
 
 docs: setup  ## build/docs/index.html: guides and reference as one site; a warning is an error
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/docs

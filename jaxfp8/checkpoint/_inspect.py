@@ -141,7 +141,8 @@ def _named(form: Format, planned: Plan) -> str:
     """The format; without a configuration, the writers of its names."""
     if form.name != _formats.BY_TENSORS:
         return form.name
-    writers = sorted({item.writer for item in planned.items.values()} - {""})
+    eight = (item for item in planned.items.values() if item.scale is not None)
+    writers = sorted({item.writer for item in eight} - {""})
     return f"{form.name}, as {' and '.join(writers)} names them" if writers else form.name
 
 

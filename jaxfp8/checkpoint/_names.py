@@ -8,8 +8,17 @@ from typing import NamedTuple
 
 # What a tensor is to its weight.
 CODES, SCALE, ZERO_POINT, INPUT_SCALE = "codes", "scale", "zero point", "input scale"
+OUTPUT_SCALE = "output scale"
 SHAPE, ORDER, LAYOUT, SMOOTHING = "shape", "order of groups", "layout", "smoothing"
 PART_OF_FEWER_BITS, MARK, INPUT_ZERO_POINT = "part of fewer bits", "mark", "input zero point"
+
+
+# Roles of tensors that no weight needs, and what each is.
+OF_ACTIVATIONS = {
+    INPUT_SCALE: "a static scale of activations",
+    INPUT_ZERO_POINT: "a static zero point of activations",
+    OUTPUT_SCALE: "a static scale of an output",
+}
 
 
 class Kind(NamedTuple):
@@ -49,6 +58,7 @@ _BESIDE_WEIGHT: dict[str, tuple[str, str, bool, str]] = {
     "activation_scale": (INPUT_SCALE, "", False, ""),
     "scale_input": (INPUT_SCALE, "ComfyUI", False, ""),
     "qscale_act": (INPUT_SCALE, "Mistral", False, ""),
+    "output_scale": (OUTPUT_SCALE, "", False, ""),
     "input_zero_point": (INPUT_ZERO_POINT, "", False, ""),
     "weight_scale_2": (PART_OF_FEWER_BITS, "ModelOpt", True, ""),
     "weight_global_scale": (PART_OF_FEWER_BITS, "compressed-tensors", True, ""),
@@ -73,7 +83,7 @@ _ENDINGS: tuple[tuple[str, str, str, str], ...] = (
 )
 # torchao writes "layer._weight_qdata" for "layer.weight".
 _TORCHAO = re.compile(
-    r"_(.+)_(qdata|scale|zero_point|act_quant_scale|act_quant_zero_point|act_pre_scale)"
+    r"_(.+?)_(qdata|scale|zero_point|act_quant_scale|act_quant_zero_point|act_pre_scale)"
 )
 _TORCHAO_ROLES = {
     "qdata": CODES,
@@ -90,8 +100,16 @@ _OF_CACHE = re.compile(r"(.+_)?(q|k|v|kv|qk|kv_cache|prob|prob_output)_scale")
 _TABLE = re.compile(r".*embed.*|wte|wpe|word_embeddings")
 # Words in the names of scales, zero points and tables, of formats known here or not.
 _SCALE_WORD = re.compile(
-    r"[wsqd]?(scb?|scales?|absmax|amax|q?zeros?|zp|quant|codebooks?|lut|idx|perm|biases|step|state)"
+    r"s|[wsqd]?(scb?|scales?|absmax|amax|q?zeros?|zp|quant|codebooks?|lut|idx|perm|biases|step|state)"
 )
+# Who writes such a part, for formats that are not read.
+_SIGNS = {
+    "absmax": "bitsandbytes, 4 bits",
+    "quant_map": "bitsandbytes, 4 bits",
+    "biases": "MLX",
+    "scales": "MLX or GPTQ",
+    "weight_scales": "EETQ",
+}
 _PARTING = re.compile(r"[._:]+")
 
 
@@ -106,7 +124,8 @@ def kind(last: str) -> Kind:
     if last in _MARKS:
         return Kind(MARK, last, "ComfyUI")
     if match := _TORCHAO.fullmatch(last):
-        return Kind(_TORCHAO_ROLES[match[2]], match[1], "torchao")
+        role = _TORCHAO_ROLES[match[2]]
+        return Kind(role, match[1], "torchao", role not in OF_ACTIVATIONS)
     for ending, role, writer, decode in _ENDINGS:
         if last.endswith(ending) and last != ending:
             return Kind(role, last.removesuffix(ending), writer, role == CODES, decode)
@@ -161,7 +180,7 @@ def looks_like_scale_of(name: str, other: str) -> bool:
     The formats are unknown. Bare codes beside such a tensor are not numbers of a model.
     """
     own, ending = last(name), last(other)
-    if is_for_cache(other) or kind(ending).role in (INPUT_SCALE, INPUT_ZERO_POINT):
+    if is_for_cache(other) or kind(ending).role in OF_ACTIVATIONS:
         return False
     if other.startswith(f"{name}."):
         return True
@@ -170,6 +189,13 @@ def looks_like_scale_of(name: str, other: str) -> bool:
     if module_of(other) != module_of(name) or len(rest) == len(words):
         return False
     return "weight" in own or own.lower().strip("_").startswith("_".join(rest))
+
+
+def sign(name: str, scale: str) -> str:
+    """The writer of codes and a scale of an unread format; "" if it may be any."""
+    if name.endswith("_blocks"):
+        return "MXFP4, as gpt-oss has it"
+    return _SIGNS.get(last(scale), "")
 
 
 def spellings(weight: str) -> str:

@@ -82,6 +82,8 @@ class _Planning:
 
     def add(self, name: str, group: Group) -> None:
         """Adds the weight of a group, and its other tensors as arrays."""
+        for kind, entry in group.get(_names.PART_OF_FEWER_BITS, ()):
+            _refuse_packed(kind, entry)
         codes = self._codes(name, group)
         used: set[int] = set()
         if codes is not None:
@@ -115,11 +117,13 @@ class _Planning:
         """Whether a tensor has to be a weight in 8 bits: by its dtype, its scale or the config."""
         if kind.decode == "packed":
             return entry.code == "I32"
-        has_scale = _names.SCALE in group
+        scales = group.get(_names.SCALE, ())
         if entry.code in FP8:
-            return has_scale or len(entry.shape) > 1 or not self._unscaled
-        if entry.code not in INTS or has_scale:
-            return has_scale and entry.code in INTS
+            return bool(scales) or len(entry.shape) > 1 or not self._unscaled
+        if entry.code not in INTS:
+            return False
+        if any(_weight.serves(kind, entry) for kind, _ in scales):
+            return True
         # A table of bytes or a mask needs no scale; the weight of a layer named in the config does.
         module = _names.module_of(name)
         forms = self._form.forms(module) if _names.last(name) == "weight" else ()
@@ -128,10 +132,8 @@ class _Planning:
     def _array(self, kind: Kind, entry: Entry, group: Group) -> Item:
         """A tensor other than an 8-bit weight, and the reason."""
         by = f" of {kind.writer}" if kind.writer else ""
-        if kind.certain and (kind.role == _names.PART_OF_FEWER_BITS or kind.decode == "packed"):
-            needs, remedy = "weights of 8 bits are read", "load a version of the model in 8 bits"
-            found = f"belongs to a packed format{by}"
-            raise CheckpointError(entry.file, entry.name, found, needs, remedy)
+        if kind.certain and kind.decode == "packed":
+            _refuse_packed(kind, entry)
         if kind.certain and kind.role != _names.CODES:
             needs = f"no 8-bit weight uses it{_neighbour(group)}"
             what = "scale or zero point" if kind.role in _USUAL else kind.role
@@ -140,8 +142,15 @@ class _Planning:
         if entry.code not in _dtypes.BY_CODE:
             needs = "no array of JAX holds it"
             raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, "convert it")
-        if like := self._like_a_scale(entry):
-            found = f"is {entry}, and {like!r} beside it looks like its scale"
+        like = self._like_a_scale(entry)
+        if entry.code in FP8 and not self._unscaled:
+            _weight.refuse_bare(entry, entry.name, like)
+        if like is not None:
+            sign = _names.sign(entry.name, like)
+            if self._folder.entries[like].code == "F8_E8M0":
+                sign = "exponents, as pairs of FP4 have"
+            by = f" ({sign})" if sign else ""
+            found = f"is {entry}, and {like!r} beside it looks like its scale{by}"
             needs = f"codes are read with their scale alone, named {_names.spellings(entry.name)}"
             raise CheckpointError(entry.file, entry.name, found, needs, f"rename it, or {RAW}")
         part = Part(entry, _dtypes.BY_CODE[entry.code], entry.shape)
@@ -166,8 +175,8 @@ class _Planning:
         return found
 
     def _why_wide(self, kind: Kind, entry: Entry) -> str:
-        if kind.role in (_names.INPUT_SCALE, _names.INPUT_ZERO_POINT):
-            return f"a static {kind.role.removeprefix('input ')} of activations"
+        if kind.role in _names.OF_ACTIVATIONS:
+            return _names.OF_ACTIVATIONS[kind.role]
         if _names.is_for_cache(entry.name):
             return "a scale of attention or its cache"
         skipped = self._form.skips(_names.module_of(entry.name))
@@ -182,6 +191,12 @@ _USUAL = (_names.SCALE, _names.ZERO_POINT)
 def _refuse_twice(name: str, entry: Entry, other: Entry) -> None:
     found, needs = f"would be loaded as {name!r}", f"so would {other.name!r}"
     raise CheckpointError(entry.file, entry.name, found, needs, "remove one of them")
+
+
+def _refuse_packed(kind: Kind, entry: Entry) -> None:
+    needs, remedy = "weights of 8 bits are read", "load a version of the model in 8 bits"
+    found = "belongs to a packed format" + (f" of {kind.writer}" if kind.writer else "")
+    raise CheckpointError(entry.file, entry.name, found, needs, remedy)
 
 
 def _neighbour(group: Group) -> str:

@@ -59,9 +59,9 @@ def item(
     scale = _scale(entry, name, group)
     if scale is None and unscaled and like is None and entry.code in FP8:
         return _unscaled(name, value)
-    schemes = _schemes(entry, name, form, "I8" if kind.decode else entry.code, scale)
+    schemes = _schemes(value, name, form, group)
     if scale is None:
-        _refuse_bare(entry, name, like)
+        refuse_bare(entry, name, like)
     _check_layout(group, folder)
     scheme, found = _fitting(value, scale[1], schemes)
     _check_static(entry, name, scheme, group)
@@ -107,10 +107,15 @@ def _scale(entry: Entry, name: str, group: Group) -> tuple[Kind, Entry] | None:
         needs = "inputs would have to be multiplied by it before the product"
         remedy = "load an export without SmoothQuant, such as ModelOpt's FP8 or W8A16, or " + RAW
         _refuse(other, f"smooths the input of {name!r}", needs, remedy)
-    found = group.get(_names.SCALE, [])
+    found = [one for one in group.get(_names.SCALE, ()) if serves(one[0], entry)]
     if len(found) > 1:
         found = [one for one in found if one[0].certain] or found
     return _one(entry, found, "scale")
+
+
+def serves(kind: Kind, entry: Entry) -> bool:
+    """Whether a scale of that name can be of these codes: some writers have FP8 alone."""
+    return kind.certain or kind.writer != "DeepSeek" or entry.code in FP8
 
 
 def _one(entry: Entry, found: list[tuple[Kind, Entry]], what: str) -> tuple[Kind, Entry] | None:
@@ -126,11 +131,9 @@ def _unscaled(name: str, value: Part) -> Item:
     return Item(name, value, one, None, None, "none in the file: 1", "not stated", "", "")
 
 
-def _schemes(
-    entry: Entry, name: str, form: Format, code: str, scale: tuple[Kind, Entry] | None
-) -> list[Scheme]:
+def _schemes(value: Part, name: str, form: Format, group: Group) -> list[Scheme]:
     """The possible forms of a weight in the config."""
-    module = _names.module_of(name)
+    module, entry = _names.module_of(name), value.entry
     skipped = form.skips(module)
     if skipped is not None:
         needs = f"the config's {form.skip_key!r} has {skipped!r}, which leaves it in floats"
@@ -140,9 +143,10 @@ def _schemes(
     if not forms:
         needs = "no group of the config is for its module"
         _refuse(entry, f"is {entry}", needs, "add it to the config")
+    code = _code(value)
     fitting = [scheme for scheme in forms if code in _CODES_OF[scheme.kind]]
     if not fitting:
-        pairs = scale is not None and scale[1].code in EXPONENTS and code in INTS
+        pairs = code in INTS and any(e.code == "F8_E8M0" for _, e in group.get(_names.SCALE, ()))
         found = f"is {entry}" + (" beside exponents, as pairs of FP4 are" if pairs else "")
         wanted = _CODES_OF[forms[0].kind][:2]
         needs = f"the config says {forms[0].kind}, which is {' or '.join(wanted)}"
@@ -150,7 +154,13 @@ def _schemes(
     return fitting
 
 
-def _refuse_bare(entry: Entry, name: str, like: str | None) -> NoReturn:
+def _code(value: Part) -> str:
+    """The dtype of codes; those in words are int8."""
+    return "I8" if value.decode else value.entry.code
+
+
+def refuse_bare(entry: Entry, name: str, like: str | None) -> NoReturn:
+    """Refuses codes without a scale."""
     found = f"is {entry} without a scale"
     needs = f"a scale is needed, named {_names.spellings(name)}"
     if like is not None:
@@ -172,10 +182,9 @@ def _fitting(value: Part, scale: Entry, schemes: list[Scheme]) -> tuple[Scheme, 
     if scale.code not in _SCALES:
         needs = f"{dtypes.names(dtypes.SCALE)} is needed"
         _refuse(scale, f"is a scale of dtype {scale.code}", needs, f"convert it, or {RAW}")
-    code = "I8" if value.decode else value.entry.code
     misfits = []
     for scheme in schemes:
-        found = grain(value.shape, code, scale.shape, scale.code, scheme)
+        found = grain(value.shape, _code(value), scale.shape, scale.code, scheme)
         if isinstance(found, Grain):
             return scheme, found
         misfits.append(found)
