@@ -31,6 +31,9 @@ Naming = Mapping[str, Names] | Callable[[str], Names | None] | None
 # Flax's names for torch's `weight` of a layer.
 _WEIGHTS = ("kernel", "embedding", "scale")
 _LISTED = 8
+# Of a layer whose inputs have static scales. A layer that chooses its own takes none of them.
+_INPUT_SCALE = "input_scale"
+_OF_INPUTS = (_INPUT_SCALE, "input_zero_point", "output_scale")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,8 @@ def assign(
 ) -> dict[str, Names]:
     """The names of the tensors for each parameter, by path.
 
+    Static scales of inputs that their layers do not take may be left over.
+
     Warns:
       FallbackWarning: `keep` or a path in `mapping` selects nothing.
 
@@ -123,7 +128,8 @@ def assign(
     ]
     used = {name for names in wanted.values() for name in names}
     ignored = {name for name in tensors if is_ignored(name, shape_of(tensors, name))}
-    unused = [name for name in tensors if name not in used | ignored]
+    taken = used | ignored | set(left_scales(filled, tensors))
+    unused = [name for name in tensors if name not in taken]
     is_kept.tell()  # `ignore` names what some files have: a wrong one leaves a tensor unused
     tell(*unknown_names(operation, "mapping", mapping, places, "parameters"))
     if empty or unused:
@@ -133,6 +139,24 @@ def assign(
         remedy = "name them in `mapping`, or choose them in `keep` (paths) and `ignore` (tensors)"
         raise ValueError(message(operation, "`tensors`", f"do not fit: {got}", needs, remedy))
     return filled
+
+
+def left_scales(filled: Mapping[str, Names], tensors: Mapping[str, Any]) -> list[str]:
+    """Static scales of the inputs of layers that choose their own, as `assign` filled them.
+
+    A layer with a static scale takes it; its zero point would change its numbers, and is not left.
+    """
+    used = {name for names in filled.values() for name in all_names(names)}
+    return [name for name in tensors if _is_left(name, used)]
+
+
+def _is_left(name: str, used: set[str]) -> bool:
+    module, dot, last = name.rpartition(".")
+    for part in _OF_INPUTS:
+        weight = f"{module}{dot}weight" if last == part else name.removesuffix(f"_{part}")
+        if weight != name and weight in used:
+            return name.removesuffix(part) + _INPUT_SCALE not in used
+    return False
 
 
 def _check_mapping(operation: str, name: str, given: Any) -> None:

@@ -49,11 +49,13 @@ class Changes:
       others: number of parameters without a row: biases and scales of Flax's layers, and arrays
         with fewer than two axes.
       other_bytes: bytes of these.
+      left_scales: static scales of inputs in a checkpoint, for layers whose recipes choose others.
     """
 
     rows: tuple[Change, ...]
     others: int = 0
     other_bytes: int = 0
+    left_scales: tuple[str, ...] = ()
 
     @property
     def changed(self) -> tuple[Change, ...]:
@@ -72,7 +74,8 @@ class Changes:
 
     def to_json(self, indent: int | None = None) -> str:
         """All rows, and totals, as JSON."""
-        totals = {name: getattr(self, name) for name in ("bytes_saved", "others", "other_bytes")}
+        names = ("bytes_saved", "others", "other_bytes", "left_scales")
+        totals = {name: getattr(self, name) for name in names}
         rows = [dataclasses.asdict(row) for row in self.rows]
         for row in rows:
             if row["sqnr"] is not None and not math.isfinite(row["sqnr"]):
@@ -108,10 +111,15 @@ class Changes:
         )
 
     def _footer(self) -> list[str]:
-        if not self.others:
-            return []
-        what = "biases, scales and parameters with fewer than two axes are not listed"
-        return [f"{self.others} {what}, {tables.size(self.other_bytes)}"]
+        lines = []
+        if self.others:
+            what = "biases, scales and parameters with fewer than two axes are not listed"
+            lines.append(f"{self.others} {what}, {tables.size(self.other_bytes)}")
+        if self.left_scales:
+            what = "static scales of inputs are left out, since the recipe chooses its own"
+            names = ", ".join(sorted(set(map(tables.numberless, self.left_scales))))
+            lines.append(f"{len(self.left_scales)} {what}: {names}")
+        return lines
 
 
 # Modules of Flax's layers and ours. Flax also has a module there that is not a layer.

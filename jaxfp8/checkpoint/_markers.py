@@ -14,11 +14,12 @@ from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
 
-_COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
+# The layouts of ComfyUI that are read, and the dtype of each.
+_COMFY = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8_tensorwise": "I8"}
 # These choose a kernel, and change no stored number.
 _HARMLESS = ("format", "full_precision_matrix_mult")
 _COMFY_METADATA = "_quantization_metadata"
-_TORCHAO = ("Tensor", "Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_TORCHAO = ("Tensor", "Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor", "MXTensor")
 _MARK = ".comfy_quant"
 _MOST_BYTES = 1 << 16
 _REMEDY = "load a version of the model whose weights are float8_e4m3fn with plain scales"
@@ -28,21 +29,29 @@ def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> None:
     """Refuses unknown layouts.
 
     Raises:
-      CheckpointError: a mark cannot be read, or names an unknown layout.
+      CheckpointError: a mark cannot be read, names an unknown layout, or another dtype.
     """
     for file in files.values():
         for layer, said in _comfy(file, entries):
-            extra = [key for key, value in said.items() if value and key not in _HARMLESS]
-            if said.get("format") not in _COMFY or extra:
-                found = f"is said to be {json.dumps(said)[:120]}"
-                raise CheckpointError(
-                    file.path, layer, found, f"one of {', '.join(_COMFY)} is read", _REMEDY
-                )
+            _check_comfy(file.path, layer, said, entries)
         for name, text in file.header.metadata.items():
             kind = _torchao_type(text)
             if kind is not None and kind not in _TORCHAO:
                 needs = f"one of {', '.join(_TORCHAO)} is read"
                 raise CheckpointError(file.path, name, f"is a {kind} of torchao", needs, _REMEDY)
+
+
+def _check_comfy(path: str, layer: str, said: dict[str, Any], entries: Mapping[str, Entry]) -> None:
+    extra = [key for key, value in said.items() if value and key not in _HARMLESS]
+    code = _COMFY.get(str(said.get("format")))
+    if code is None or extra:
+        found = f"is said to be {json.dumps(said)[:120]}"
+        needs = f"one of {', '.join(_COMFY)} is read"
+        raise CheckpointError(path, layer, found, needs, _REMEDY)
+    weight = entries.get(f"{layer.removesuffix(_MARK)}.weight")
+    if weight is not None and weight.code != code:
+        needs = f"its layer is said to be {said['format']}, which is {code}"
+        raise CheckpointError(path, weight.name, f"is {weight}", needs, "fetch the file again")
 
 
 def _comfy(file: File, entries: Mapping[str, Entry]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -77,4 +86,7 @@ def _torchao_type(text: str) -> str | None:
         content = json.loads(text)
     except (ValueError, RecursionError):
         return "tensor that cannot be read"
-    return str(content.get("_type")).rpartition(".")[2]
+    kind = str(content.get("_type")).rpartition(".")[2]
+    data = content.get("_data")
+    is_swizzled = isinstance(data, dict) and data.get("is_swizzled_scales")
+    return f"{kind} with scales in the order of a kernel" if is_swizzled else kind

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from jaxfp8._recipes import placing
-from jaxfp8._recipes.selection import Where
+from jaxfp8._recipes.selection import Where, tell
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray, is_held, stored
 from jaxfp8._value.transposed import TransposedArray, is_view
@@ -52,7 +52,8 @@ def load(
       The variables. `jaxfp8.linen.quantize` leaves them as they are, and lists what is in floats.
 
     Warns:
-      FallbackWarning: `keep` or a path in `mapping` selects nothing.
+      FallbackWarning: `keep` or a path in `mapping` selects nothing; static scales of inputs are
+        left out, because the recipes of their layers choose others.
 
     Raises:
       ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
@@ -74,6 +75,11 @@ def load(
     names = placing.assign(_OPERATION, places, tensors, mapping, ignore, keep)
     for path, own in names.items():
         _check(path, places[path], own, tensors)
+    if left := placing.left_scales(names, tensors):
+        got = f"hold {len(left)} static scales of inputs, such as {left[0]!r}"
+        needs = "the recipes of their layers choose others, so these are left out"
+        remedy = "choose them in `ignore`, or give the layers a static recipe"
+        tell(message(_OPERATION, "`tensors`", got, needs, remedy))
     filled = [
         leaf if path not in names else _filled(path, leaf, names[path], tensors)
         for path, leaf in places.items()

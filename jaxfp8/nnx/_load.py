@@ -62,7 +62,7 @@ def load(
       recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
         default that of a layer which is an 8-bit one already, and `FP8_W8A16` of any other. The
         tensors say how weights are held. A static recipe takes the tensor "....input_scale" of each
-        layer.
+        layer. Any other recipe leaves it out, and the report says so.
       ignore: tensors that may be left over: a regular expression that is searched in the name, a
         collection of names, or a function of name and tensor.
       keep: parameters that stay as they are, likewise by path.
@@ -177,7 +177,12 @@ class _Loading:
             rows.append(_row(path, slot.holder, before, layer))
         replace(self.model, lambda _, module: twins.get(id(module), module))
         wide, others = wide_parameters(self.model)
-        return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
+        return Changes(
+            rows=(*rows, *wide),
+            others=len(others),
+            other_bytes=nbytes(*others),
+            left_scales=tuple(placing.left_scales(self.names, self.tensors)),
+        )
 
     def _eight_bit(self, path: str, layer: Any) -> EightBitLayer:
         """The 8-bit twin of a layer, which is still to get its weight; or itself, if it is one."""

@@ -140,3 +140,12 @@ def test_what_does_not_fit_is_refused(case):
     change, error, reason = REFUSED[case]
     with pytest.raises(error, match=reason):
         jaxfp8.linen.load(shapes(), {**tensors(), **change}, MAPPING)
+
+
+def test_static_scales_that_no_recipe_takes_are_left_out_with_a_warning():
+    model, x = jaxfp8.linen.Dense(3, use_bias=False), normal(2, 5)
+    own = jax.eval_shape(model.init, jax.random.key(0), x)
+    held = {"weight": channel(normal(3, 5)), "input_scale": jnp.float32(0.1)}
+    with pytest.warns(jaxfp8.FallbackWarning, match="1 static scales of inputs, such as 'input_s"):
+        variables = jaxfp8.linen.load(own, held)
+    assert set(variables["params"]) == {"kernel"}

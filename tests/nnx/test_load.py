@@ -1,5 +1,7 @@
 """Tensors of a checkpoint in a model of nnx: read as they lie, refused where they do not fit."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import jaxfp8
 import jaxfp8.nnx
 
 E4M3 = jnp.float8_e4m3fn
+RNGS = functools.partial(nnx.Rngs, 0)
 
 
 def normal(*shape, seed=0):
@@ -150,10 +153,35 @@ def test_static_scales_of_inputs_go_to_their_layers():
         "layers.0.weight": jaxfp8.quantize(normal(8, 32)),
         "layers.0.input_scale": jnp.full(1, 0.5),
     }
-    with pytest.raises(ValueError, match=r"no parameter takes layers.0.input_scale"):
-        jaxfp8.nnx.load(model, held)
-    jaxfp8.nnx.load(model, held, recipe=jaxfp8.FP8_STATIC)
+    changes = jaxfp8.nnx.load(model, held, recipe=jaxfp8.FP8_STATIC)
     assert model.layers[0].input_scale[...] == 0.5 and model.layers[0].recipe is jaxfp8.FP8_STATIC
+    assert not changes.left_scales
+
+
+@pytest.mark.parametrize("left", ["input_scale", "input_zero_point", "output_scale"])
+@pytest.mark.parametrize("recipe", [None, jaxfp8.FP8_DYNAMIC], ids=["weights", "dynamic"])
+def test_static_scales_that_a_recipe_does_not_take_are_left_out_and_named(recipe, left):
+    model = nnx.eval_shape(lambda: nnx.Sequential(nnx.Linear(32, 8, use_bias=False, rngs=RNGS())))
+    held = {"layers.0.weight": jaxfp8.quantize(normal(8, 32)), f"layers.0.{left}": jnp.full(1, 0.5)}
+    changes = jaxfp8.nnx.load(model, held, recipe=recipe)
+    assert changes.left_scales == (f"layers.0.{left}",)
+    assert "since the recipe chooses its own: layers.*." + left in str(changes)
+
+
+@pytest.mark.parametrize("name", ["layers.1.input_scale", "layers.0.k_scale", "input_scale"])
+def test_a_scale_of_no_layer_is_no_scale_that_is_left_out(name):
+    model = nnx.eval_shape(lambda: nnx.Sequential(nnx.Linear(32, 8, use_bias=False, rngs=RNGS())))
+    held = {"layers.0.weight": jaxfp8.quantize(normal(8, 32)), name: jnp.full(1, 0.5)}
+    with pytest.raises(ValueError, match=f"no parameter takes {name}"):
+        jaxfp8.nnx.load(model, held)
+
+
+def test_a_zero_point_of_a_static_input_is_not_left_out():
+    model = nnx.eval_shape(lambda: nnx.Sequential(nnx.Linear(32, 8, use_bias=False, rngs=RNGS())))
+    held = {f"layers.0.input_{part}": jnp.ones(1) for part in ("scale", "zero_point")}
+    held["layers.0.weight"] = jaxfp8.quantize(normal(8, 32))
+    with pytest.raises(ValueError, match=r"no parameter takes layers.0.input_zero_point"):
+        jaxfp8.nnx.load(model, held, recipe=jaxfp8.FP8_STATIC)
 
 
 def test_a_layer_in_8_bits_keeps_its_recipe_and_one_of_its_own_product_is_refused():
@@ -262,6 +290,35 @@ def test_parts_of_a_fused_layer_become_one_weight(kind):
     np.testing.assert_allclose(model(x), exact, rtol=1e-4, atol=1e-4)
     if not isinstance(given["q.weight"], jax.Array):
         assert model.qkv.recipe is jaxfp8.FP8_W8A16  # with a scale per channel
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        jaxfp8.quantize,
+        lambda w: jaxfp8.quantize(w, channelwise_axes=(0,)),
+        lambda w: jaxfp8.quantize(w, tiled_axes={0: 16, 1: 16}),
+    ],
+    ids=["tensor", "channel", "blocks"],
+)
+def test_a_fused_weight_is_cut_for_the_layers_of_its_parts(kind):
+    fused, ends = kind(normal(96, 32)), {"q": (0, 64), "k": (64, 80), "v": (80, 96)}
+    given = {f"{name}.weight": fused[start:stop] for name, (start, stop) in ends.items()}
+    rows = {name: stop - start for name, (start, stop) in ends.items()}
+
+    def parts_of_32():
+        made = {n: nnx.Linear(32, r, use_bias=False, rngs=RNGS()) for n, r in rows.items()}
+        return nnx.Dict(made)
+
+    model = nnx.eval_shape(parts_of_32)
+    jaxfp8.nnx.load(model, given)
+    x = normal(5, 32, seed=1)
+    got = jnp.concatenate([model[name](x) for name in ends], axis=1)
+    np.testing.assert_allclose(got, x @ jaxfp8.dequantize(fused).T, rtol=1e-4, atol=1e-4)
+    again = nnx.eval_shape(lambda: Fused(nnx.Rngs(0)))
+    given |= {f"{name}.bias": jnp.zeros(count) for name, count in rows.items()}
+    jaxfp8.nnx.load(again, given, NAMES)
+    np.testing.assert_allclose(again(x), got, rtol=1e-4, atol=1e-4)
 
 
 def test_parts_with_static_scales_share_the_largest():

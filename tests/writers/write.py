@@ -81,8 +81,11 @@ COMPRESSED = {
 
 def compressed_tensors(case, form, args):
     from compressed_tensors.compressors.base import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig
-    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+    )
     from compressed_tensors.quantization.utils import calculate_qparams
 
     scheme = QuantizationScheme(
@@ -229,7 +232,7 @@ def main(root):
         try:
             job(Case(root, name), *args)
             print("wrote", name, flush=True)
-        except Exception:  # a writer that does not run here: said at the end
+        except (RuntimeError, AssertionError, NotImplementedError):  # it needs a GPU
             traceback.print_exc()
             failed.append(name)
     print("not written:", ", ".join(failed) or "none")
