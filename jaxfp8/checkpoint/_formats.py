@@ -330,7 +330,15 @@ _METHODS: dict[str, tuple[Callable[[Mapping[str, Any], str], Format], tuple[str,
     "mistral": (_mistral, ("qformat_weight", "qscheme_act")),
     "modelopt": (
         _modelopt,
-        ("quant_algo", "quantized_layers", "config_groups", "group_size", "pre_quant_scale"),
+        (
+            "quant_algo",
+            "quantized_layers",
+            "config_groups",
+            "group_size",
+            "pre_quant_scale",
+            "weights",
+            "input_activations",
+        ),
     ),
     "fbgemm_fp8": (_plain("fbgemm_fp8", _FP8_CHANNEL), ("activation_scale_ub",)),
     "torchao": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -47,7 +46,6 @@ class _Candidate(NamedTuple):
     stored: tuple[Shape, ...]
 
 
-@functools.lru_cache(maxsize=1 << 12)
 def grain(shape: Shape, code: str, scale: Shape, scale_code: str, scheme: Scheme) -> Grain | str:
     """The granularity of a scale, or a sentence: what it would have to be.
 

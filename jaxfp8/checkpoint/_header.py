@@ -9,6 +9,7 @@ no FP8 in numpy or JAX, and does not name the wrong tensor. It makes the same ch
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -32,7 +33,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 _INTEGERS = {int}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False)
 class Entry:
     """One tensor of a file.
 
@@ -51,13 +52,24 @@ class Entry:
     start: int
     stop: int
 
+    def __init__(
+        self, *, name: str, file: str, code: str, shape: tuple[int, ...], start: int, stop: int
+    ) -> None:
+        # A header has 100,000 of them; a frozen class sets each field by a call.
+        self.__dict__.update(name=name, file=file, code=code, shape=shape, start=start, stop=stop)
+
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.stop - self.start
 
     def __str__(self) -> str:
-        return f"{self.code}[{','.join(map(str, self.shape))}]"
+        return _form(self.code, self.shape)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _form(code: str, shape: tuple[int, ...]) -> str:
+    return f"{code}[{','.join(map(str, shape))}]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

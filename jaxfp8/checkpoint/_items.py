@@ -63,14 +63,14 @@ class Item(NamedTuple):
     writer: str = ""
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> list[Part]:
         """All arrays of it."""
-        return tuple(p for p in (self.value, self.scale, self.zero_point) if p is not None)
+        return [part for part in (self.value, self.scale, self.zero_point) if part is not None]
 
     @property
     def nbytes(self) -> int:
         """Bytes in the files."""
-        return sum(part.nbytes for part in self.parts)
+        return sum([part.nbytes for part in self.parts])
 
     def struct(self) -> jax.ShapeDtypeStruct | QArray:
         """Shapes and dtypes alone."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 _EXPRESSION = "re:"
 _WILD = re.compile(r"[*?[]")
+# An expression of one name alone, which is looked up.
+_EXACT = re.compile(r"re:\^?((?:[\w-]|\\\.)+)\$")
 # An expression refers to its own groups by number or name, or sets flags: it stays on its own.
 _ALONE = re.compile(r"\\[1-9]|\(\?P|\(\?\(|\(\?[aiLmsux]")
 
@@ -24,11 +26,14 @@ class Patterns:
 
     def __init__(self, entries: Iterable[str]) -> None:
         wild: dict[str, str] = {}
+        self._exact: dict[str, str] = {}
         # Names by their last part, since few modules share it with an entry.
         self._names: dict[str, dict[int, set[str]]] = {}
         self._found: dict[str, str | None] = {"": None}
         for entry in entries:
-            if entry.startswith(_EXPRESSION):
+            if exact := _EXACT.fullmatch(entry):
+                self._exact.setdefault(exact[1].replace("\\.", "."), entry)
+            elif entry.startswith(_EXPRESSION):
                 wild.setdefault(entry, entry.removeprefix(_EXPRESSION))
             elif _WILD.search(entry):
                 wild.setdefault(entry, fnmatch.translate(entry).replace("(?s:", "(?:", 1))
@@ -44,7 +49,7 @@ class Patterns:
 
     def first(self, module: str) -> str | None:
         """The entry for a module, or None."""
-        named = self._named(module)
+        named = self._named(module) or self._exact.get(module)
         if named is not None or not any(found.match(module) for found in self._any):
             return named
         matched = (entry for entry, found in self._wild.items() if found and found.match(module))

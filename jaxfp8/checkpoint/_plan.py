@@ -85,12 +85,12 @@ class _Planning:
         for kind, entry in group.get(_names.PART_OF_FEWER_BITS, ()):
             _refuse_packed(kind, entry)
         codes = self._codes(name, group)
-        used: set[int] = set()
+        used: list[int] = []
         if codes is not None:
             like = self._like_a_scale(codes[1]) if _names.SCALE not in group else None
             item = _weight.item(name, codes, group, self._form, self._folder, self._unscaled, like)
             self._put(item)
-            used = {id(part.entry) for part in item.parts}
+            used = [id(part.entry) for part in item.parts]
         for role, found in group.items():
             if role == _names.MARK or (used and role in _weight.OWN):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import numpy as np
@@ -26,6 +27,8 @@ OWN = (_names.SHAPE, _names.ORDER, _names.LAYOUT, _names.ZERO_POINT)
 AGAIN = "fetch all files again"
 RAW = "read its bytes with `jaxfp8.checkpoint.open(path).raw(name)`"
 _UNSCALED = f"pass `unscaled=True` if its values are meant as they are, or {RAW}"
+# The roles of most groups: nothing else is to check.
+_PAIR = (_names.CODES, _names.SCALE)
 _FLOAT32 = np.dtype(np.float32)
 _SCALES = ("F32", "F16", "BF16", *EXPONENTS)
 _CODES_OF = {"float": FP8, "int": INTS, "": (*FP8, *INTS)}
@@ -59,28 +62,28 @@ def item(
     scale = _scale(entry, name, group)
     if scale is None and unscaled and like is None and entry.code in FP8:
         return _unscaled(name, value)
-    schemes = _schemes(value, name, form, group)
+    forms = _forms(value, name, form)
     if scale is None:
+        _refuse_misfit(value, forms, group)
         refuse_bare(entry, name, like)
-    _check_layout(group, folder)
-    scheme, found = _fitting(value, scale[1], schemes)
-    _check_static(entry, name, scheme, group)
+    fit = _fit(forms, _code(value), value.shape, scale[1].code, scale[1].shape)
+    if fit is None:
+        _refuse_misfit(value, forms, group)
+        _refuse_scale(value, scale[1], forms)
+    scheme, found = fit
     if value.dtype not in dtypes.EIGHT_BIT:
         needs = f"{dtypes.names(dtypes.EIGHT_BIT)} is needed"
         remedy = "convert the checkpoint to float8_e4m3fn"
         _refuse(entry, f"has dtype {value.dtype.name}", needs, remedy)
-    _check_order(value, scheme, found, group, folder)
-    return Item(
-        name,
-        value,
-        Part(scale[1], found.dtype, found.shape, scale[0].decode),
-        _zero_point(value, scheme, scale[1], found.shape, kind.decode, group, folder),
-        found.tiles,
-        found.words,
-        scheme.activations,
-        "",
-        scale[0].writer or kind.writer,
-    )
+    zero = None
+    if len(group) > len(_PAIR) or scheme.static or scheme.ordered or scheme.zero_point:
+        _check_static(entry, name, scheme, group)
+        _check_layout(group, folder)
+        _check_order(value, scheme, found, group, folder)
+        zero = _zero_point(value, scheme, scale[1], found.shape, group, folder)
+    part = Part(scale[1], found.dtype, found.shape, scale[0].decode)
+    writer = scale[0].writer or kind.writer
+    return Item(name, value, part, zero, found.tiles, found.words, scheme.activations, "", writer)
 
 
 def _value(kind: Kind, entry: Entry, group: Group, folder: Folder) -> Part:
@@ -107,7 +110,10 @@ def _scale(entry: Entry, name: str, group: Group) -> tuple[Kind, Entry] | None:
         needs = "inputs would have to be multiplied by it before the product"
         remedy = "load an export without SmoothQuant, such as ModelOpt's FP8 or W8A16, or " + RAW
         _refuse(other, f"smooths the input of {name!r}", needs, remedy)
-    found = [one for one in group.get(_names.SCALE, ()) if serves(one[0], entry)]
+    found = group.get(_names.SCALE, [])
+    if len(found) == 1 and found[0][0].certain:
+        return found[0]
+    found = [one for one in found if serves(one[0], entry)]
     if len(found) > 1:
         found = [one for one in found if one[0].certain] or found
     return _one(entry, found, "scale")
@@ -131,8 +137,8 @@ def _unscaled(name: str, value: Part) -> Item:
     return Item(name, value, one, None, None, "none in the file: 1", "not stated", "", "")
 
 
-def _schemes(value: Part, name: str, form: Format, group: Group) -> list[Scheme]:
-    """The possible forms of a weight in the config."""
+def _forms(value: Part, name: str, form: Format) -> tuple[Scheme, ...]:
+    """The forms of a weight in the config."""
     module, entry = _names.module_of(name), value.entry
     skipped = form.skips(module)
     if skipped is not None:
@@ -143,15 +149,44 @@ def _schemes(value: Part, name: str, form: Format, group: Group) -> list[Scheme]
     if not forms:
         needs = "no group of the config is for its module"
         _refuse(entry, f"is {entry}", needs, "add it to the config")
-    code = _code(value)
-    fitting = [scheme for scheme in forms if code in _CODES_OF[scheme.kind]]
-    if not fitting:
+    return forms
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _fit(
+    forms: tuple[Scheme, ...], code: str, shape: Shape, scale_code: str, scale: Shape
+) -> tuple[Scheme, Grain] | None:
+    """The first form that fits a weight and its scale."""
+    for scheme in forms:
+        if code in _CODES_OF[scheme.kind]:
+            found = grain(shape, code, scale, scale_code, scheme)
+            if isinstance(found, Grain):
+                return scheme, found
+    return None
+
+
+def _refuse_misfit(value: Part, forms: tuple[Scheme, ...], group: Group) -> None:
+    """Refuses codes of a dtype that no form has."""
+    code, entry = _code(value), value.entry
+    if not any(code in _CODES_OF[scheme.kind] for scheme in forms):
         pairs = code in INTS and any(e.code == "F8_E8M0" for _, e in group.get(_names.SCALE, ()))
         found = f"is {entry}" + (" beside exponents, as pairs of FP4 are" if pairs else "")
         wanted = _CODES_OF[forms[0].kind][:2]
         needs = f"the config says {forms[0].kind}, which is {' or '.join(wanted)}"
         _refuse(entry, found, needs, f"its meaning is unknown: {RAW}")
-    return fitting
+
+
+def _refuse_scale(value: Part, scale: Entry, forms: tuple[Scheme, ...]) -> NoReturn:
+    """Refuses a scale that fits no form."""
+    if scale.code not in _SCALES:
+        needs = f"{dtypes.names(dtypes.SCALE)} is needed"
+        _refuse(scale, f"is a scale of dtype {scale.code}", needs, f"convert it, or {RAW}")
+    code = _code(value)
+    scheme = next(scheme for scheme in forms if code in _CODES_OF[scheme.kind])
+    misfit = grain(value.shape, code, scale.shape, scale.code, scheme)
+    found = f"is a scale of shape {list(scale.shape)} in {scale.code}"
+    remedy = f"fetch it again, mend the config, or {RAW}"
+    _refuse(scale, found, f"{value.entry.name!r}, {misfit}", remedy)
 
 
 def _code(value: Part) -> str:
@@ -175,22 +210,6 @@ def _check_layout(group: Group, folder: Folder) -> None:
         if not folder.is_zero(entry):
             needs, remedy = "weights in rows, 0, are read", "save the model again"
             _refuse(entry, "says that codes lie in the order of a kernel", needs, remedy)
-
-
-def _fitting(value: Part, scale: Entry, schemes: list[Scheme]) -> tuple[Scheme, Grain]:
-    """The form with a granularity of the scale's shape."""
-    if scale.code not in _SCALES:
-        needs = f"{dtypes.names(dtypes.SCALE)} is needed"
-        _refuse(scale, f"is a scale of dtype {scale.code}", needs, f"convert it, or {RAW}")
-    misfits = []
-    for scheme in schemes:
-        found = grain(value.shape, _code(value), scale.shape, scale.code, scheme)
-        if isinstance(found, Grain):
-            return scheme, found
-        misfits.append(found)
-    found = f"is a scale of shape {list(scale.shape)} in {scale.code}"
-    needs = f"{value.entry.name!r}, {misfits[0]}"
-    _refuse(scale, found, needs, f"fetch it again, mend the config, or {RAW}")
 
 
 def _check_static(entry: Entry, name: str, scheme: Scheme, group: Group) -> None:
@@ -225,7 +244,6 @@ def _zero_point(
     scheme: Scheme,
     scale: Entry,
     shape: Shape,
-    decode: str,
     group: Group,
     folder: Folder,
 ) -> Part | None:
@@ -235,7 +253,7 @@ def _zero_point(
             needs = "the config says that weights are not symmetric, so it needs one"
             _refuse(value.entry, "has no zero point", needs, AGAIN)
         return None
-    zero, own = stated[1], value.dtype
+    zero, own, decode = stated[1], value.dtype, value.decode
     if folder.is_zero(zero) and not decode:
         return None
     if decode and zero.code == "I32" and zero.shape == _packed_rows(scale.shape):
