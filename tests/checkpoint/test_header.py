@@ -155,33 +155,74 @@ def test_mutated_file_of_others_is_what_the_safetensors_package_reads(mutations)
         assert all(0 < row[2] <= row[3] <= len(bad) for row in ours.values())
 
 
-def test_mutated_config_is_refused_or_read(mutations, tmp_path):
-    config = json.dumps(
-        {
-            "quantization_config": {
-                "quant_method": "compressed-tensors",
-                "format": "float-quantized",
-                "config_groups": {
-                    "group_0": {
-                        "targets": ["Linear", "re:.*up"],
-                        "weights": {
-                            "num_bits": 8,
-                            "type": "float",
-                            "strategy": "block",
-                            "block_structure": [128, 128],
-                        },
-                        "input_activations": {"dynamic": True, "strategy": "token"},
-                    }
+CONFIGS = {
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear", "re:.*up"],
+                "weights": {
+                    "num_bits": 8,
+                    "type": "float",
+                    "strategy": "block",
+                    "block_structure": [128, 128],
                 },
-                "ignore": ["lm_head", "re:.*gate"],
-            }
-        }
-    ).encode()
+                "input_activations": {"dynamic": True, "strategy": "token"},
+            },
+            "group_1": {"targets": ["Attention"], "weights": None},
+        },
+        "ignore": ["lm_head", "re:.*gate"],
+    },
+    "ModelOpt": {
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"up": {"quant_algo": "FP8_PB_WO"}, "down": {"quant_algo": "W8A16"}},
+        "exclude_modules": ["lm_head*"],
+    },
+    "fp8": {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["lm_head"]},
+    "quanto": {"quant_method": "quanto", "weights": "float8", "activations": None},
+    "mistral": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_mutated_config_is_refused_or_read(mutations, tmp_path, config):
+    text = json.dumps({"quantization_config": config}).encode()
     (tmp_path / "m.safetensors").write_bytes(
         file_bytes({"up.weight": codes((8, 4)), "up.weight_scale": scales((1, 1))})
     )
     draw = random.Random(2)
-    for _ in range(mutations // 4):
-        (tmp_path / "config.json").write_bytes(mutated(draw, bytes(8) + config)[8:])
+    for _ in range(mutations // 16):
+        (tmp_path / "config.json").write_bytes(mutated(draw, bytes(8) + text)[8:])
         with contextlib.suppress(CheckpointError):
             checkpoint.inspect(tmp_path)
+
+
+I8 = codes((8, 12), np.int8)
+WRITERS = {
+    "packed": {
+        "up.weight_packed": np.zeros((8, 3), np.int32),
+        "up.weight_shape": np.asarray([8, 12], np.int64),
+        "up.weight_scale": scales((8, 2)),
+        "up.weight_zero_point": np.ones((2, 2), np.int32),
+        "up.weight_g_idx": np.repeat(np.arange(2, dtype=np.int32), 6),
+    },
+    "bitsandbytes": {"up.weight": I8, "up.SCB": scales(8), "up.weight_format": np.uint8(0)},
+    "torchao": {"up._weight_qdata": I8, "up._weight_scale": scales((8, 1)), "up.bias": scales(8)},
+    "optimum-quanto": {"up.weight._data": I8, "up.weight._scale": scales((8, 1))},
+    "DeepSeek": {"w.weight": codes((8, 4)), "w.scale": scales((1, 1)), "n.scale": codes(4)},
+}
+
+
+@pytest.mark.parametrize("tensors", WRITERS.values(), ids=WRITERS.keys())
+@pytest.mark.parametrize("unscaled", [False, True], ids=["", "unscaled"])
+def test_mutated_file_of_a_writer_is_refused_or_read(mutations, tmp_path, tensors, unscaled):
+    draw, data = random.Random(3), file_bytes(tensors)
+    path = tmp_path / "m.safetensors"
+    for number in range(mutations // 10):
+        path.write_bytes(mutated(draw, data, most=2))
+        with contextlib.suppress(CheckpointError):
+            checkpoint.inspect(path)
+            if number % 20 == 0:
+                checkpoint.load(path, unscaled=unscaled)
