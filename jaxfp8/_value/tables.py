@@ -8,7 +8,6 @@ Rows of equal layers print as one row: their paths differ only in numbers.
 
 from __future__ import annotations
 
-import dataclasses
 import html as _html
 import re
 import shutil
@@ -72,8 +71,8 @@ def alike(rows: Iterable[Any]) -> list[list[Any]]:
     """Dataclasses grouped by `path` without its numbers and by all other fields, in order."""
     groups: dict[object, list[Any]] = {}
     for row in rows:
-        key = dataclasses.replace(row, path=numberless(row.path))
-        groups.setdefault(key, []).append(row)
+        rest = [value for name, value in vars(row).items() if name != "path"]
+        groups.setdefault((numberless(row.path), *rest), []).append(row)
     return list(groups.values())
 
 
