@@ -172,7 +172,7 @@ def _fp8(config: Mapping[str, Any], path: str) -> Format:
         )
         return Format(name="fp8 in blocks (DeepSeek, Qwen)", schemes=(form,))
     form = Scheme(kind="float", granularity="row", activations=activations, static=static)
-    return Format(name="fp8", schemes=(form,))
+    return Format(name="fp8 (Mistral, AutoFP8)", schemes=(form,))
 
 
 def _mistral(config: Mapping[str, Any], path: str) -> Format:
@@ -192,6 +192,8 @@ def _modelopt(config: Mapping[str, Any], path: str) -> Format:
     if config.get("pre_quant_scale"):
         found, needs = "pre_quant_scale is true", "inputs that are not smoothed are needed"
         raise CheckpointError(path, "", found, needs, _SMOOTHED)
+    if config.get("quant_algo") is None:  # the cache of attention alone
+        return Format(name="ModelOpt, weights in floats", schemes=())
     if algorithm != _MIXED:
         scheme = _of_algorithm("", algorithm, path)
         return Format(name=f"ModelOpt {algorithm}", schemes=(scheme,))

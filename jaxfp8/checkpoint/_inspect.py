@@ -87,7 +87,13 @@ class CheckpointSummary:
         )
         matrices = [row for row in self.in_floats if len(row.shape) > 1]
         vectors = [row for row in self.in_floats if len(row.shape) < 2]
-        footer = [f"would not load: {problem}" for problem in self.problems]
+        alike: dict[str, list[str]] = {}
+        for problem in self.problems:
+            alike.setdefault(tables.numberless(problem), []).append(problem)
+        footer = [
+            f"would not load: {first}" + (f" ({len(rest)} more alike)" if rest else "")
+            for first, *rest in alike.values()
+        ]
         if vectors:
             size = tables.size(sum(row.nbytes for row in vectors))
             footer.insert(0, f"{len(vectors)} arrays with fewer than two axes, {size}")

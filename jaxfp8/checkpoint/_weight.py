@@ -75,6 +75,9 @@ def item(
         needs = f"{dtypes.names(dtypes.EIGHT_BIT)} is needed"
         remedy = "convert the checkpoint to float8_e4m3fn"
         _refuse(entry, f"has dtype {value.dtype.name}", needs, remedy)
+    if entry.code == "U8" and not scheme.kind and _names.ZERO_POINT not in group:
+        needs = "unsigned codes have a zero point, and bytes may be FP8"
+        _refuse(entry, f"is {entry} without a zero point", needs, f"its meaning is unknown: {RAW}")
     zero = None
     if len(group) > len(_PAIR) or scheme.static or scheme.ordered or scheme.zero_point:
         _check_static(entry, name, scheme, group)

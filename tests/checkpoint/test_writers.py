@@ -236,6 +236,20 @@ def test_layers_of_modelopt_have_algorithms_of_their_own(tmp_path):
     assert "MIXED_PRECISION of FP8, W8A16" in checkpoint.inspect(path).format
 
 
+def test_a_cache_in_8_bits_leaves_weights_in_floats(tmp_path):
+    path = folder(tmp_path / "m", {"q.weight": scales((3, 4)), "k.k_scale": scales(())})
+    said = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (path / "hf_quant_config.json").write_text(json.dumps(said))
+    assert set(checkpoint.load(path)) == {"q.weight", "k.k_scale"}
+
+
+def test_problems_that_are_alike_print_as_one(tmp_path):
+    tensors = {f"layers.{number}.weight": W for number in range(5)}
+    found = checkpoint.inspect(folder(tmp_path / "m", tensors))
+    assert len(found.problems) == 5 and str(found).count("would not load") == 1
+    assert "(4 more alike)" in str(found)
+
+
 @pytest.mark.parametrize("params", [{"qscheme_act": "TENSOR"}, {"qscheme_act": None}], ids=str)
 def test_params_of_mistral_are_read_beside_its_own_files(tmp_path, params):
     said = {"dim": 8, "quantization": {"qformat_weight": "fp8_e4m3", **params}}
@@ -328,6 +342,11 @@ REFUSED = {
         {"l.weight._data": W8.view(np.uint8), "l.weight._scale": ROWS, "l.weight._shift": ROWS},
         None,
         "packed format of optimum-quanto",
+    ),
+    "bytes that may be FP8": (
+        {"l.weight": W.view(np.uint8), "l.weight_scale": ROWS},
+        None,
+        "bytes may be FP8",
     ),
     "GPTQ": (
         {"l.qweight": packed(W8), "l.qzeros": packed(W8), "l.scales": ROWS},
