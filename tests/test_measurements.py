@@ -50,7 +50,7 @@ def test_a_record_of_the_benchmark_makes_a_table(tmp_path):
     case = Case(name="int8 1x2x3", contenders={}, flops=4e9, product="int8")
     done = [Measured(case=case, timings=timings, peaks={"int8": 5e12})]
     options = __main__._parser().parse_args(["bench", "--list"])
-    record = json.loads(_record.text(_record.machine("cpu"), options.plan(options), done))
+    record = json.loads(options.plan(options).text(_record.machine("cpu"), done))
     record["source"] = {"commit": "abc1234", "command": "python -m jaxfp8 bench"}
     (tmp_path / "run.json").write_text(json.dumps(record))
     shown = tool.shown(tool.read(tmp_path / "run.json"), "data")

@@ -21,13 +21,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxfp8._bench._measure import Contender, Missing, Timing, measure
-from jaxfp8._bench._rotate import rotating
 from jaxfp8._call.library import abi
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
@@ -117,6 +118,12 @@ def _values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
     return rng.choice(codes, shape).view(_dtypes.storage(dtype))
 
 
+def _rotating(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """Makes the next of some calls whenever it is called, the first again after the last."""
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
 def _aligned(array: np.ndarray) -> np.ndarray:
     """A copy aligned to a cache line, as XLA's arrays are."""
     room = np.empty(array.nbytes + _CACHE_LINE, np.uint8)
@@ -172,7 +179,7 @@ def compare(libraries: list[ctypes.CDLL], case: Case, threads: int, rounds: int)
     outputs = []
     for name, library in zip(("old", "new"), libraries, strict=True):
         calls, out = _calls(library, case, weights, operands, threads)
-        contenders[name] = Contender(rotating(calls), wait=lambda _: None)
+        contenders[name] = Contender(_rotating(calls), wait=lambda _: None)
         outputs.append(out)
     timings = measure(contenders, rounds)
     for timing in timings.values():

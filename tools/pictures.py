@@ -4,7 +4,7 @@ python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode,
 
 All but `way` are drawn from docs/measurements/, `way` from `jaxfp8.explain` on the drawing machine.
 `python -m jaxfp8 compare --plot` draws `errors.svg`, from docs/pictures/errors.json. `bench --plot`
-draws a roofline or a timeline of the machine at hand.
+draws a roofline of the machine at hand.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""A case of the benchmark: contenders for one result, its minimal cost and its goals."""
+"""A case of the benchmark: contenders for one result, and how long they took."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jaxfp8._bench._measure import Contender, Missing, Timing
-from jaxfp8._bench._profile import Profile
+import numpy as np
+
+from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
 
 OURS = "jaxfp8"  # prefix of contenders' names, peers aside
+# A smaller lead of a peer counts as none: machines are shared.
+_LEVEL = 1.03
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,11 +26,7 @@ class Case:
       product: the kind of its products, a key of `peaks`; "" if no peak is known.
       peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
         byte, a unit of a kind of products an operation.
-      goals: the figures to reach.
-      moved: bytes by contender, if they differ from `bytes`.
-      held: bytes held by one unit of a contender at a time, if compared.
-      against: the base of speeds, a contender; "" if times refer to ours.
-      profiled: whether one unit of each contender is broken down by kernel.
+      exact: gives the result in float64, for tests; None if nothing is known to be exact.
     """
 
     name: str
@@ -36,11 +35,7 @@ class Case:
     bytes: float = 0.0
     product: str = ""
     peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
-    goals: tuple[Goal, ...] = ()
-    moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    held: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    against: str = ""
-    profiled: bool = False
+    exact: Callable[[], np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,13 +46,11 @@ class Measured:
       case: the case.
       timings: for each contender its timing, or why there is none.
       peaks: the best rates in the same rounds, in bytes or operations per second.
-      profiles: for each contender its kernels, or why they are not known; empty unless profiled.
     """
 
     case: Case
     timings: Mapping[str, Timing | Missing]
     peaks: Mapping[str, float]
-    profiles: Mapping[str, Profile | Missing] = dataclasses.field(default_factory=dict)
 
     @property
     def ours(self) -> str:
@@ -67,7 +60,8 @@ class Measured:
     @property
     def failed(self) -> bool:
         """Whether a contender of ours did not run."""
-        return any(is_ours(n) and isinstance(t, Missing) for n, t in self.timings.items())
+        ours = [timing for name, timing in self.timings.items() if is_ours(name)]
+        return any(isinstance(timing, Missing) and timing.failed for timing in ours)
 
     @property
     def limit(self) -> str:
@@ -88,15 +82,10 @@ class Measured:
         long, short = self.seconds(slow), self.seconds(fast or self.ours)
         return None if long is None or short is None else long / short
 
-    def speed(self, name: str) -> float | None:
-        """Speed of a contender relative to the base of the case."""
-        return self.ratio(self.case.against, name) if self.case.against else None
-
     def rate(self, name: str) -> float | None:
         """The rate of a contender: bytes or operations per second, by the limit of the case."""
         seconds = self.seconds(name)
-        moved = self.case.moved.get(name, self.case.bytes)
-        amount = moved if self.limit == "read" else self.case.flops
+        amount = self.case.bytes if self.limit == "read" else self.case.flops
         return amount / seconds if seconds and amount else None
 
     def share(self, name: str = "") -> float | None:
@@ -112,81 +101,32 @@ class Measured:
         return {name: ratio for name, ratio in ratios.items() if ratio and ratio > _LEVEL}
 
 
-# A smaller lead of a peer counts as none: machines are shared.
-_LEVEL = 1.03
-
-
 def is_ours(name: str) -> bool:
     """Whether a contender is one of this package."""
     return name.startswith(OURS)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Goal:
-    """A figure for a case to reach.
+def timed(name: str, make: Callable[[], Case], rounds: int) -> Measured:
+    """Makes a case and measures it.
 
-    Attributes:
-      text: the comparison in words.
-      value: computes the figure; None if a timing is missing.
-      reach: the least or largest value allowed.
-      at_least: whether `reach` is the least.
-      percent: whether the figure is a share.
+    A case impossible to make counts as a missing contender of ours.
     """
-
-    text: str
-    value: Callable[[Measured], float | None]
-    reach: float
-    at_least: bool = True
-    percent: bool = False
-
-    def reached(self, measured: Measured) -> bool | None:
-        """Whether the goal is reached; None if it could not be measured."""
-        value = self.value(measured)
-        if value is None:
-            return None
-        return value >= self.reach if self.at_least else value <= self.reach
+    made = attempt(make)
+    case = Case(name=name, contenders={OURS: made}) if isinstance(made, Missing) else made
+    return measured(case, rounds)
 
 
-def faster_than(peer: str, reach: float, ours: str = OURS) -> Goal:
-    """Our speed relative to a peer."""
-    text = f"{ours}: times faster than {peer}"
-    return Goal(text=text, value=lambda m: m.ratio(peer, ours), reach=reach)
-
-
-def share_of_peak(reach: float) -> Goal:
-    """The share of the case's limiting peak."""
-    text = f"{OURS}: share of the measured peak"
-    return Goal(text=text, value=Measured.share, reach=reach, percent=True)
-
-
-def no_slower_than(other: str, share: float, ours: str = OURS) -> Goal:
-    """The additional time of ours over another form of it, as a share."""
-
-    def value(measured: Measured) -> float | None:
-        ratio = measured.ratio(ours, other)
-        return None if ratio is None else ratio - 1
-
-    text = f"{ours}: more time than {other}"
-    return Goal(text=text, value=value, reach=share, at_least=False, percent=True)
-
-
-def apart(one: str, other: str, share: float) -> Goal:
-    """The additional time of the slower of two, as a share."""
-
-    def value(measured: Measured) -> float | None:
-        ratio = measured.ratio(one, other)
-        return None if ratio is None else max(ratio, 1 / ratio) - 1
-
-    text = f"{one} and {other} apart"
-    return Goal(text=text, value=value, reach=share, at_least=False, percent=True)
-
-
-def part_of_the_whole(without: str, share: float, whole: str = OURS) -> Goal:
-    """The share of the whole's time beyond the time of a part."""
-
-    def value(measured: Measured) -> float | None:
-        ratio = measured.ratio(without, whole)
-        return None if ratio is None else 1 - ratio
-
-    text = f"{whole}: share of what {without} does not need"
-    return Goal(text=text, value=value, reach=share, at_least=False, percent=True)
+def measured(case: Case, rounds: int) -> Measured:
+    """Times the contenders of a case and its peaks, all in turns."""
+    peaks = {f"peak {kind}": peak for kind, peak in case.peaks.items()}
+    timings = measure({**case.contenders, **peaks}, rounds)
+    rates = {
+        kind: 1 / timing.median
+        for kind in case.peaks
+        if isinstance(timing := timings[f"peak {kind}"], Timing)
+    }
+    return Measured(
+        case=dataclasses.replace(case, contenders={}, peaks={}, exact=None),  # these hold the data
+        timings={name: timings[name] for name in case.contenders},
+        peaks=rates,
+    )

@@ -5,25 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
-from typing import Any
 
-from jaxfp8._bench import (
-    _case_record,
-    _cpu,
-    _gpu,
-    _options,
-    _roofline,
-    _rows,
-    _shapes,
-    _step,
-    _step_options,
-)
-from jaxfp8._bench._case import Case, Measured
-from jaxfp8._bench._plan import Plan
-from jaxfp8._bench._timed import timed
+from jaxfp8._bench import _cases, _options, _record, _roofline, _rows, _shapes
+from jaxfp8._bench._case import Case, Measured, timed
+from jaxfp8._bench._run import Plan
 
 ROUNDS, QUICK_ROUNDS = 15, 4
-SUITES: dict[str, Any] = {"cpu": _cpu, "cuda": _gpu}
+_SETTINGS = ("shapes", "rows", "only", "quick")
 
 DESCRIPTION = """\
 Times matrix products on 8-bit data beside what else computes them on this machine: XLA on the same
@@ -33,11 +21,10 @@ that the same turns showed, and how many times longer than jaxfp8 it takes. docs
 how it is done and what the options are good for.
 
 examples:
-  python -m jaxfp8 bench                                     the table the kernels are judged by
+  python -m jaxfp8 bench                                     all cases
   python -m jaxfp8 bench --shapes llama3-8b --rows 1,16      products of a known model
   python -m jaxfp8 bench --shapes 4096x4096,1x14336x4096     your own, NxK or MxNxK
   python -m jaxfp8 bench --only int8 --json int8.json --plot int8.html
-  python -m jaxfp8 bench --shapes llama3-8b --step decode    a whole decoding step, by kernel
 """
 
 
@@ -51,15 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     rows = ",".join(map(str, _shapes.ROWS))
     parser.add_argument("--rows", metavar="M,M,...", help=f"M for NxK and models (default: {rows})")
-    _step_options.add(parser)
-    _options.add(parser, "cases", "a roofline and the ratios, of steps a timeline")
+    _options.add(parser, "cases", "a roofline and the ratios")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
-    )
-    parser.add_argument(
-        "--aims",
-        action="store_true",
-        help="compare with the figures that the kernels are developed towards, too",
     )
 
 
@@ -71,40 +52,30 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
       LibraryError: the kernel library cannot be used.
     """
     platform = _options.platform_of(options)
-    cases = _cases(options, platform)
+    cases = _cases_of(options, platform)
     names = _options.chosen(options.only, list(cases), "cases")
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    parts = {n: functools.partial(timed, n, cases[n], rounds, options.aims) for n in names}
+    parts = {n: functools.partial(timed, n, cases[n], rounds) for n in names}
     return Plan(
         parts=parts,
         names=names,
         platform=platform,
         json=options.json,
         plot=options.plot,
-        settings={key: getattr(options, key) for key in _settings(options)},
+        settings={key: getattr(options, key) for key in _SETTINGS},
         schema=1,
         key="cases",
-        record=_case_record.case,
+        record=_record.case,
         show=_rows.show,
         finish=_rows.finish,
         figure=_roofline.figure,
     )
 
 
-def _settings(options: argparse.Namespace) -> tuple[str, ...]:
-    """The options in a record."""
-    of_step = _step_options.NAMES if options.step else ()
-    return ("shapes", "rows", "only", "quick", *of_step)
-
-
-def _cases(options: argparse.Namespace, platform: str) -> dict[str, Callable[[], Case]]:
-    suite = SUITES[platform]
+def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[[], Case]]:
     rows = None if options.rows is None else _shapes.rows_of(options.rows)
-    if options.step:
-        return dict(_step.cases(_step_options.steps(options, rows), suite.memory))
-    _step_options.check_unused(options)
     if options.shapes != _shapes.TABLE:
-        return dict(suite.shaped(_shapes.shapes(options.shapes, rows)))
+        return dict(_cases.shaped(platform, _shapes.shapes(options.shapes, rows)))
     if rows is not None:
         raise ValueError(f"--rows goes with --shapes; the {_shapes.TABLE} has rows of its own")
-    return dict(suite.table())
+    return dict(_cases.table(platform))

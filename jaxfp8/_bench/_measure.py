@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import random
 import statistics
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 # A round shorter than this measures the dispatch rather than the work.
 _ROUND_SECONDS = 0.02
@@ -23,6 +25,9 @@ NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 _WARM_SHARE = 0.5
 # Threads of a pool spin for a while after their last task; the next contender has to run alone.
 _REST_SECONDS = 0.002
+# More than any cache, so rotated operands are read from memory; and so many copies at most.
+BEYOND_CACHES = 256 << 20
+MOST_COPIES = 24
 
 
 T = TypeVar("T")
@@ -49,17 +54,11 @@ class Contender:
       enqueue: starts the work once and returns its result.
       wait: waits for the result of `enqueue`.
       units: units of work of one call of `enqueue`.
-      exact: the result in float64; None if there is nothing to compare.
-      error: the error allowed, as a share of the norm.
-      program: the text of the compiled program, if it is known.
     """
 
     enqueue: Callable[[], Any]
     wait: Callable[[Any], object] = jax.block_until_ready
     units: float = 1
-    exact: Callable[[], Any] | None = None
-    error: float = 0.0
-    program: Callable[[], str | None] = lambda: None
 
     def seconds(self, calls: int) -> float:
         """Wall time of some calls, started one after the other and waited for together."""
@@ -73,9 +72,10 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """Why a contender did not take part."""
+    """Why a contender did not take part, and whether it failed or has no such form."""
 
     reason: str
+    failed: bool = True
 
 
 def attempt(make: Callable[[], T]) -> T | Missing:
@@ -87,28 +87,53 @@ def attempt(make: Callable[[], T]) -> T | Missing:
         return Missing(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def over_copies(
-    function: Callable[..., object],
-    copies: Sequence[tuple],
+def contender(
+    platform: str,
+    function: Callable[..., Any],
+    *operands: Any,
+    least: int = 1,
     options: Mapping[str, bool] | None = None,
 ) -> Contender:
-    """A jitted function of several sets of operands, one call working on each in turn.
+    """A jitted function of some operands; `least` is the number of their copies.
 
-    Together they should be larger than the caches, and their work much longer than a dispatch.
-    `options` are those of XLA's compiler.
+    On a GPU, operands are rotated beyond the caches and one program has all copies: a dispatch
+    takes longer than a small product. On the CPU each call is waited for, since calls beside each
+    other would share its cores. `options` are those of XLA's compiler.
     """
+    if platform == "cpu":
+        return one_at_a_time(function, _copies(operands, least))
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(operands))
+    count = min(MOST_COPIES, max(least, 2, BEYOND_CACHES // max(nbytes, 1)))
+    return over_copies(function, _copies(operands, count), options)
 
-    def program(copies: Sequence[tuple]) -> list[object]:
-        return [function(*operands) for operands in copies]
+
+def _copies(operands: tuple, count: int) -> list[tuple]:
+    return [operands, *(jax.tree.map(jnp.copy, operands) for _ in range(count - 1))]
+
+
+def one_at_a_time(function: Callable[..., object], sets: Sequence[tuple]) -> Contender:
+    """A jitted function of one set of operands after the other, each result waited for."""
+    jitted = jax.jit(function)
+    turns = itertools.cycle(sets)
+    return Contender(lambda: jax.block_until_ready(jitted(*next(turns))))
+
+
+def over_copies(
+    function: Callable[..., object],
+    sets: Sequence[tuple],
+    options: Mapping[str, bool] | None = None,
+) -> Contender:
+    """One program with a call for each set of operands."""
+
+    def program(sets: Sequence[tuple]) -> list[object]:
+        return [function(*operands) for operands in sets]
 
     jitted = jax.jit(program, compiler_options=None if options is None else dict(options))
-    return Contender(lambda: jitted(copies), units=len(copies))
+    return Contender(lambda: jitted(sets), units=len(sets))
 
 
 def measure(
-    contenders: Mapping[str, Contender | Missing],
-    rounds: int = 15,
-    tick: Callable[[], object] = lambda: None,
+    contenders: Mapping[str, Contender | Missing], rounds: int = 15
 ) -> dict[str, Timing | Missing]:
     """Times contenders in turns; a failed one is left out from there on.
 
@@ -116,8 +141,7 @@ def measure(
 
     Args:
       contenders: by name.
-      rounds: turns of each contender.
-      tick: called after each turn, and after each first call; that one compiles and is not timed.
+      rounds: turns of each contender, after a first call that compiles and is not timed.
 
     Returns:
       For each name its timing, or why there is none.
@@ -131,7 +155,6 @@ def measure(
             failed[name] = turn
         else:
             ready[name] = turn
-        tick()
     order = random.Random(0)
     for _ in range(rounds):
         for name in order.sample(list(ready), len(ready)):
@@ -141,7 +164,6 @@ def measure(
                 del ready[name]
             else:
                 seconds.setdefault(name, []).append(taken)
-            tick()
     return {name: failed[name] if name in failed else _timing(seconds[name]) for name in contenders}
 
 

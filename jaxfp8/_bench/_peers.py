@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,40 +12,35 @@ import numpy as np
 
 from jaxfp8._bench import _peaks
 from jaxfp8._bench._measure import Contender, Missing, attempt
-from jaxfp8._bench._rotate import rotating
 
 # The same numbers as uint8 with a zero point: oneDNN 3.12 has no fast path for int8 activations.
 _OFFSET = 128
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 
-def linear(copies: Sequence[tuple[jax.Array, jax.Array]], **more: Any) -> Contender | Missing:
+def linear(x: jax.Array, w: jax.Array) -> Contender | Missing:
     """`x @ w.T` for operands x [M, K] and w [N, K] of one float dtype; the output has it too."""
 
-    def prepare(x: jax.Array, w: jax.Array) -> Callable[[], Any]:
+    def prepare() -> Callable[[], Any]:
         torch = _torch()
         left, packed = _tensor(x), torch.ops.mkldnn._reorder_linear_weight(_tensor(w), x.shape[0])
         product = torch.ops.mkldnn._linear_pointwise
         return lambda: product(left, packed, None, "none", [], "")
 
-    return _contender(prepare, copies, **more)
+    return _contender(prepare)
 
 
 def linear_int8(
-    copies: Sequence[tuple[jax.Array, jax.Array]],
-    x_scale: float,
-    w_scale: jax.Array,
-    bias: jax.Array,
-    **more: Any,
+    x: jax.Array, w: jax.Array, x_scale: float, w_scale: jax.Array, bias: jax.Array
 ) -> Contender | Missing:
     """`(x @ w.T) * x_scale * w_scale + bias` in float32 for int8 x [M, K] and w [N, K]."""
 
-    def prepare(x: jax.Array, w: jax.Array) -> Callable[[], Any]:
+    def prepare() -> Callable[[], Any]:
         if _saturates():
             raise ArithmeticError("wrong numbers here: sums of two products saturate at 16 bits")
         return _int8_product(x, w, x_scale, w_scale, bias)
 
-    return _contender(prepare, copies, **more)
+    return _contender(prepare)
 
 
 def _int8_product(x: Any, w: Any, x_scale: float, w_scale: Any, bias: Any) -> Callable[[], Any]:
@@ -68,20 +63,14 @@ def _saturates() -> bool:
     rows, depth = 16, 64
     most = np.full((rows, depth), np.iinfo(np.int8).max, np.int8)
     ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.float32)
-    found = np.asarray(_int8_product(most, most, 1.0, ones, zeros)())
-    return bool((found != depth * np.iinfo(np.int8).max ** 2).any())
+    sums = np.asarray(_int8_product(most, most, 1.0, ones, zeros)())
+    return bool((sums != depth * np.iinfo(np.int8).max ** 2).any())
 
 
-def _contender(
-    prepare: Callable[..., Callable[[], Any]], copies: Sequence[tuple], **more: Any
-) -> Contender | Missing:
+def _contender(prepare: Callable[[], Callable[[], Any]]) -> Contender | Missing:
     if importlib.util.find_spec("torch") is None:
         return Missing(f"PyTorch is not installed: {INSTALL}")
-    return attempt(
-        lambda: Contender(
-            rotating([prepare(*operands) for operands in copies]), lambda last: None, **more
-        )
-    )
+    return attempt(lambda: Contender(prepare(), lambda last: None))
 
 
 @functools.cache

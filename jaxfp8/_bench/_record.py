@@ -7,27 +7,48 @@ import json
 import platform
 import re
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxfp8._bench import _peaks
-from jaxfp8._bench._plan import Plan, R
+from jaxfp8._bench._case import Measured
+from jaxfp8._bench._measure import Timing
 from jaxfp8._call.library import ffi
 
 _PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")
 
 
-def text(machine: dict[str, Any], plan: Plan[R], done: Sequence[R]) -> str:
-    """The whole run."""
-    run = {
-        "schema": plan.schema,
-        "machine": machine,
-        "settings": dict(plan.settings),
-        plan.key: [plan.record(result) for result in done],
-    }
+def text(run: dict[str, Any]) -> str:
+    """A run as a file."""
     return json.dumps(run, indent=1) + "\n"
+
+
+def case(measured: Measured) -> dict[str, Any]:
+    """A case with its results; docs/benchmark.md lists the fields."""
+    case = measured.case
+    return {
+        "name": case.name,
+        "flops": case.flops,
+        "bytes": case.bytes,
+        "limit": measured.limit,
+        "peaks": dict(measured.peaks),
+        "contenders": [_contender(measured, name) for name in measured.timings],
+    }
+
+
+def _contender(measured: Measured, name: str) -> dict[str, Any]:
+    timing = measured.timings[name]
+    if not isinstance(timing, Timing):
+        return {"name": name, "missing": timing.reason}
+    return {
+        "name": name,
+        "seconds": timing.median,
+        "spread": timing.spread,
+        "rate": measured.rate(name),
+        "share_of_peak": measured.share(name),
+        "times_ours": measured.ratio(name),
+    }
 
 
 def machine(platform_name: str) -> dict[str, Any]:
@@ -58,10 +79,10 @@ def processor() -> str:
     """Its name, as the system knows it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            found = re.search(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
+            named = re.search(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor()
+        named = None
+    return named[1] if named else platform.processor()
 
 
 def _version(package: str) -> str | None:

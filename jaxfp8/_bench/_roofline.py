@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxfp8._bench import _rows, _timeline
+from jaxfp8._bench import _rows
 from jaxfp8._bench._case import Measured, is_ours
 
 _INCH_PER_CASE, _WIDTH = 0.32, 15.0
@@ -14,11 +14,9 @@ _COLOURS = 9
 
 
 def figure(title: str, done: Sequence[Measured]) -> Any:
-    """Both plots, side by side; of whole steps, their kernels over time."""
+    """Both plots, side by side."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
 
-    if _timeline.lanes(done):
-        return _timeline.figure(title, done)
     height = max(6.0, 2 + _INCH_PER_CASE * len(done))
     whole = Figure(figsize=(_WIDTH, height), layout="constrained")
     roofs, ratios = whole.subplots(1, 2)
@@ -70,7 +68,7 @@ def _roofs(
 
 
 def times(axes: Any, done: Sequence[Measured]) -> None:
-    """For each case, our speed relative to the others; with aims, those too."""
+    """For each case, our speed relative to the others."""
     compared = [m for m in done if len(m.timings) > 1 and m.seconds(m.ours)]
     axes.set(xscale="log", title="Time, as a multiple of jaxfp8's; left of 1 is faster")
     axes.axvline(1, color="tab:blue", linewidth=1)
@@ -84,9 +82,5 @@ def times(axes: Any, done: Sequence[Measured]) -> None:
         if points:
             colour = f"C{number + 1}" if number < _COLOURS else ".7"
             axes.scatter(*zip(*points, strict=True), s=16, color=colour, label=name, zorder=3)
-    aims = [(g.reach, row) for row, m in enumerate(compared) for g in m.case.goals if not g.percent]
-    if aims:
-        label = "to reach"
-        axes.scatter(*zip(*aims, strict=True), marker="|", s=120, color="k", label=label)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points

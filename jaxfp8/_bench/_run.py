@@ -1,17 +1,87 @@
-"""A run of `python -m jaxfp8 bench` or `compare`."""
+"""A run of `python -m jaxfp8 bench` or `compare`: its plan, and how it is shown and kept."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 
-from jaxfp8._bench import _plot, _record, _screen
-from jaxfp8._bench._plan import Plan, R
+from jaxfp8._bench import _plot, _record
+from jaxfp8._value import tables
 from jaxfp8._value.files import write_whole
+
+
+class Screen:
+    """Shows results as they come.
+
+    Attributes:
+      said: all lines and tables so far, as text.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self.said.append(text)
+        print(text, flush=True)
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table."""
+        self.say(f"\n{tables.text(title, head, rows)}")
+
+
+class Result(Protocol):
+    """The result of one part of a run."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether something of ours did not run."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan(Generic[R]):
+    """The plan of a run.
+
+    Attributes:
+      parts: measuring functions, by name.
+      names: the lines of `--list`.
+      platform: "cpu" or "cuda".
+      json, plot: files to write, or None.
+      settings: the options, for the record.
+      schema: names the fields of the JSON.
+      key: the field of the JSON with the results.
+      record: a result as JSON.
+      show: shows a result as soon as it is known.
+      finish: shows a summary of all results, and returns whether the run failed.
+      figure: draws all results under a title, with matplotlib.
+    """
+
+    parts: Mapping[str, Callable[[], R]]
+    names: Sequence[str]
+    platform: str
+    json: str | None
+    plot: str | None
+    settings: Mapping[str, Any]
+    schema: int | str
+    key: str
+    record: Callable[[R], dict[str, Any]]
+    show: Callable[[Screen, R], None]
+    finish: Callable[[Screen, Sequence[R]], bool]
+    figure: Callable[[str, Sequence[R]], Any]
+
+    def text(self, machine: dict[str, Any], done: Sequence[R]) -> str:
+        """The whole run as JSON."""
+        results = [self.record(result) for result in done]
+        head = {"schema": self.schema, "machine": machine, "settings": dict(self.settings)}
+        return _record.text({**head, self.key: results})
 
 
 def run(plan: Plan[R]) -> int:
@@ -20,18 +90,19 @@ def run(plan: Plan[R]) -> int:
     Returns:
       0; 1 if something of ours failed, or a file was not written; 130 if interrupted.
     """
-    screen = _screen.screen()
+    screen = Screen()
     machine = _record.machine(plan.platform)
     title = _record.title(machine)
     screen.say(title)
     done: list[R] = []
     stopped, failed = False, False
     try:
-        for result in _each(plan, screen):
-            done.append(result)
-            plan.show(screen, result)
-            record = _record.text(machine, plan, done)
-            failed |= fails_to_write(plan.json, record) or result.failed
+        with jax.default_device(jax.devices(plan.platform)[0]):
+            for measure in plan.parts.values():
+                done.append(measure())
+                gc.collect()  # frees the data of the part
+                plan.show(screen, done[-1])
+                failed |= fails_to_write(plan.json, plan.text(machine, done)) or done[-1].failed
     except KeyboardInterrupt:
         stopped = True
     if done:
@@ -40,22 +111,6 @@ def run(plan: Plan[R]) -> int:
         page = _plot.drawn(plan.plot, title, plan.figure(title, done), "\n".join(screen.said[1:]))
         failed |= fails_to_write(plan.plot, page)
     return 130 if stopped else int(failed)
-
-
-def _each(plan: Plan[R], screen: _screen.Screen) -> Iterator[R]:
-    """Measures one part after the other and frees the data of each."""
-    with (
-        jax.default_device(jax.devices(plan.platform)[0]),
-        screen.progress(len(plan.parts)) as show,
-    ):
-        for number, (name, measure) in enumerate(plan.parts.items()):
-            show(name, number)
-            yield measure(functools.partial(_show_part, show, name, number))
-            gc.collect()
-
-
-def _show_part(show: _screen.Show, name: str, number: int, part: float) -> None:
-    show(name, number + part)
 
 
 def fails_to_write(path: str | None, content: str | bytes) -> bool:

@@ -49,8 +49,8 @@ def _written(item: str, rows: Sequence[int] | None) -> Iterator[tuple[int, int, 
     if item in MODELS:
         yield from ((m, n, k) for n, k in MODELS[item] for m in rows or ROWS)
         return
-    found = _ITEM.fullmatch(item)
-    if not found or 0 in (sizes := [int(size) for size in found.groups() if size]):
+    parts = _ITEM.fullmatch(item)
+    if not parts or 0 in (sizes := [int(size) for size in parts.groups() if size]):
         raise ValueError(f"{item!r} is none of {FORM}")
     n, k = sizes[-2:]
     for m in sizes[:-2] or rows or ROWS:

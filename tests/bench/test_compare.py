@@ -10,10 +10,10 @@ import pytest
 import jaxfp8
 from jaxfp8 import __main__
 from jaxfp8._bench._measure import Timing
+from jaxfp8._bench._ways import WAYS, Way
 from jaxfp8._bench.compare import data as drawing
 from jaxfp8._bench.compare import options, result
 from jaxfp8._bench.compare.result import Compared, Result
-from jaxfp8._bench.compare.ways import WAYS, Way
 from jaxfp8._value.accuracy import Error
 
 ODD = (17, 19, 131)
@@ -27,14 +27,14 @@ def compare(*arguments):
 @pytest.mark.parametrize("distribution", drawing.DISTRIBUTIONS)
 def test_every_way_stays_within_its_bounds(distribution):
     data = drawing.drawn(distribution, ODD)
-    found = result.compared(data, WAYS, "cpu", rounds=0, verify=True)
-    assert not found.missing and len(found.results) == len(WAYS)
-    assert [(r.way, r.check) for r in found.results if not r.check.passed] == []
+    compared = result.compared(data, WAYS, "cpu", rounds=0, verify=True)
+    assert not compared.missing and len(compared.results) == len(WAYS)
+    assert [(r.way, r.check) for r in compared.results if not r.check.passed] == []
 
 
 def test_errors_are_against_float64():
     data = drawing.drawn("normal", ODD)
-    (one,) = result.compared(data, [BY_NAME["INT8 per token"]], "cpu", 0, False).results
+    (one,) = result.compared(data, [BY_NAME["INT8 channel"]], "cpu", 0, False).results
     x = jaxfp8.quantize(data.x, jnp.int8, channelwise_axes=(0,))
     w = jaxfp8.quantize(data.w, jnp.int8, channelwise_axes=(1,))
     off = np.asarray(jaxfp8.matmul(x, w), np.float64) - data.exact()
@@ -48,21 +48,21 @@ def test_errors_are_against_float64():
 
 def test_more_bits_and_finer_scales_have_smaller_errors():
     data = drawing.drawn("outliers", (32, 48, 1024))
-    names = ["float32", "bfloat16", "INT8 3 terms", "INT8 2 terms", "INT8 per tensor"]
+    names = ["float32", "bfloat16", "INT8 3 terms", "INT8 2 terms", "INT8 tensor"]
     names += [
-        "INT8 per channel",
-        "INT8 per token",
+        "INT8 tensor x, channel w",
+        "INT8 channel",
         "INT8 groups of 128",
-        "FP8 per row",
+        "FP8 channel",
         "FP8_AS_INT8",
     ]
     ways = [BY_NAME[name] for name in names]
-    found = result.compared(data, ways, "cpu", 0, False).results
-    error = {r.way: r.error.relative_l2 for r in found}
+    results = result.compared(data, ways, "cpu", 0, False).results
+    error = {r.way: r.error.relative_l2 for r in results}
     assert error["INT8 3 terms"] < 1e-5 < error["INT8 2 terms"] < error["bfloat16"]
-    grains = [error[f"INT8 {name}"] for name in ("groups of 128", "per token", "per channel")]
-    assert grains == sorted(grains) and grains[-1] < error["INT8 per tensor"]
-    assert error["FP8 per row"] < error["FP8_AS_INT8"]
+    grains = [error[f"INT8 {name}"] for name in ("groups of 128", "channel", "tensor x, channel w")]
+    assert grains == sorted(grains) and grains[-1] < error["INT8 tensor"]
+    assert error["FP8 channel"] < error["FP8_AS_INT8"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class Wrong(Way):
     product: float = 1.0
     weight: float = 1.0
 
-    def hold_w(self, w):
-        q = super().hold_w(w)
+    def hold_w(self, w, axis=0):
+        q = super().hold_w(w, axis)
         return dataclasses.replace(q, scale=q.scale * self.weight)
 
-    def multiply(self, x, w):
-        return super().multiply(x, w) * self.product
+    def multiply(self, x, w, axis=0, **more):
+        return super().multiply(x, w, axis, **more) * self.product
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class Wrong(Way):
     [({"product": 1.001}, "product at"), ({"weight": 1.02}, "operand w at"), ({}, None)],
     ids=["product", "operand", "neither"],
 )
-@pytest.mark.parametrize("name", ["FP8 per row", "INT8 per token", "FP8_AS_INT8"])
+@pytest.mark.parametrize("name", ["FP8 channel", "INT8 channel", "FP8_AS_INT8"])
 def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, what):
     way = Wrong(name=name, recipe=BY_NAME[name].recipe, **wrong)
     monkeypatch.setattr(options, "WAYS", (way,))
@@ -106,19 +106,19 @@ def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):
     pytest.importorskip("matplotlib")
     record, page = tmp_path / "run.json", tmp_path / "run.html"
     files = ["--json", str(record), "--plot", str(page)]
-    only = ["--only", "INT8 per t", "--only", "MX"]
+    only = ["--only", "FP8 tensor", "--only", "INT8 channel", "--only", "MX"]
     assert compare("--shape", "3,32,64", *only, *files, "--time", "--verify") == 0
     shown = capsys.readouterr().out
-    assert "INT8 per token" in shown and "±" in shown and "3 of 3 within their bounds" in shown
+    assert "INT8 channel" in shown and "±" in shown and "3 of 3 within their bounds" in shown
     assert "<svg" in page.read_text() and "3x32x64 normal" in page.read_text()
     run = json.loads(record.read_text())
     assert run["schema"] == "jaxfp8.compare/1" and run["settings"]["shape"] == ["3,32,64"]
     (product,) = run["products"]
     assert (product["m"], product["n"], product["k"]) == (3, 32, 64)
     assert {way["name"] for way in product["ways"]} == {
-        "INT8 per tensor",
-        "INT8 per token",
-        "MX, blocks of 32",
+        "FP8 tensor",
+        "INT8 channel",
+        "MX blocks of 32",
     }
     for way in product["ways"]:
         assert set(way["times"]) == set(result.STAGES) and way["check"]["passed"]
@@ -142,8 +142,8 @@ def test_the_front_holds_what_nothing_else_beats_in_both():
         timed("equal", 1e-2, 1.0),
         Result(way="untimed", error=results_error(), bytes=1, check=None),
     ]
-    found = Compared(name="", shape=(1, 1, 1), results=results, missing={})
-    assert found.front == {"exact", "fast", "between", "equal"}
+    compared = Compared(name="", shape=(1, 1, 1), results=results, missing={})
+    assert compared.front == {"exact", "fast", "between", "equal"}
 
 
 def results_error():
@@ -152,21 +152,21 @@ def results_error():
 
 def test_a_way_that_fails_is_a_line_and_the_others_go_on(monkeypatch, capsys):
     class Broken(Way):
-        def multiply(self, x, w):
+        def multiply(self, x, w, axis=0, **more):
             raise ValueError("it is broken")
 
     broken = Broken(name="broken", recipe=jaxfp8.INT8_DYNAMIC)
-    monkeypatch.setattr(options, "WAYS", (broken, BY_NAME["INT8 per token"]))
+    monkeypatch.setattr(options, "WAYS", (broken, BY_NAME["INT8 channel"]))
     assert compare("--shape", "4,8,16", "--no-time") == 1
     shown = capsys.readouterr().out
-    assert "broken: ValueError: it is broken" in shown and "INT8 per token" in shown
+    assert "broken: ValueError: it is broken" in shown and "INT8 channel" in shown
 
 
 def test_matrices_come_from_files(tmp_path, capsys):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "w.npy", rng.standard_normal((24, 16)))
     np.save(tmp_path / "x.npy", rng.standard_normal((5, 24)).astype(np.float16))
-    quick = ["--no-time", "--only", "INT8 per token"]
+    quick = ["--no-time", "--only", "INT8 channel"]
     w, both = str(tmp_path / "w.npy"), f"{tmp_path / 'x.npy'},{tmp_path / 'w.npy'}"
     assert compare("--data", w, "--rows", "3,7", *quick) == 0
     shown = capsys.readouterr().out

@@ -5,15 +5,8 @@ import time
 
 import pytest
 
-from jaxfp8._bench import _timed
-from jaxfp8._bench._case import (
-    Case,
-    Measured,
-    apart,
-    faster_than,
-    no_slower_than,
-    part_of_the_whole,
-)
+from jaxfp8._bench import _case
+from jaxfp8._bench._case import Case, Measured
 from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
 
 
@@ -48,8 +41,8 @@ def test_a_case_that_cannot_be_made_is_one_of_ours_that_failed():
     def make():
         raise MemoryError
 
-    found = _timed.timed("large", make, rounds=1, aims=False, progress=lambda part: None)
-    assert found.timings == {"jaxfp8": Missing("MemoryError")}
+    results = _case.timed("large", make, rounds=1)
+    assert results.failed and results.timings == {"jaxfp8": Missing("MemoryError")}
 
 
 def test_an_interrupt_is_not_a_failure():
@@ -58,13 +51,6 @@ def test_an_interrupt_is_not_a_failure():
 
     with pytest.raises(KeyboardInterrupt):
         attempt(make)
-
-
-def test_every_turn_is_told():
-    told = []
-    case = Case(name="two", contenders={"a": sleeping(0.02), "b": failing(0)})
-    _timed.measured(case, 2, told.append)
-    assert told == sorted(told) and told[-1] <= 1
 
 
 def measured(peaks=None, **seconds) -> Measured:
@@ -81,22 +67,5 @@ def test_the_limit_is_what_takes_longest_at_its_peak():
 
 
 def test_only_peers_win_and_only_by_more_than_the_noise():
-    found = measured(jaxfp8=2.0, peer=1.0, level=1.99, **{"jaxfp8 other": 0.5})
-    assert found.winners() == {"peer": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("goal", "value", "reached"),
-    [
-        (faster_than("peer", 3.0), 4.0, True),
-        (faster_than("peer", 5.0), 4.0, False),
-        (faster_than("absent", 5.0), None, None),
-        (no_slower_than("other", 0.5), -0.5, True),
-        (apart("jaxfp8", "other", 0.5), 1.0, False),
-        (part_of_the_whole("part", 0.3), 0.25, True),
-    ],
-)
-def test_goals(goal, value, reached):
-    found = measured(jaxfp8=1.0, peer=4.0, other=2.0, part=0.75)
-    assert goal.value(found) == value
-    assert goal.reached(found) is reached
+    results = measured(jaxfp8=2.0, peer=1.0, level=1.99, **{"jaxfp8 other": 0.5})
+    assert results.winners() == {"peer": 2.0}

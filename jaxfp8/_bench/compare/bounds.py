@@ -15,8 +15,8 @@ import numpy as np
 
 import jaxfp8
 from jaxfp8 import QArray
+from jaxfp8._bench._ways import Way
 from jaxfp8._bench.compare.data import Data
-from jaxfp8._bench.compare.ways import Way
 from jaxfp8._ops import int8_compute
 from jaxfp8._value import dtypes
 

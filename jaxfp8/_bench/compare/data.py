@@ -102,8 +102,8 @@ def _matrix(path: str) -> np.ndarray:
         raise ValueError(f"--data {path}: it cannot be read as a .npy file: {error}") from error
     is_float = isinstance(array, np.ndarray) and np.issubdtype(array.dtype, np.floating)
     if not is_float or array.ndim != 2 or 0 in array.shape:
-        found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else "no array"
-        raise ValueError(f"--data {path}: it holds {found}; a matrix of floats is needed")
+        held = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else "no array"
+        raise ValueError(f"--data {path}: it holds {held}; a matrix of floats is needed")
     array = array.astype(np.float32)
     if not np.isfinite(array).all():
         raise ValueError(f"--data {path}: it holds NaN or infinities; errors would be NaN")

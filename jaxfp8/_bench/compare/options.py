@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator
 
 from jaxfp8._bench import _options, _shapes
-from jaxfp8._bench._plan import Plan, Progress
+from jaxfp8._bench._run import Plan
+from jaxfp8._bench._ways import WAYS
 from jaxfp8._bench.compare import data, plot, record, rows
 from jaxfp8._bench.compare.data import Data, Shape
 from jaxfp8._bench.compare.result import Compared, compared
-from jaxfp8._bench.compare.ways import WAYS
 
 ROUNDS, MANY_ROUNDS = 4, 15
 # Default rows, N and K of the comparison.
@@ -84,8 +84,8 @@ def plan(options: argparse.Namespace) -> Plan[Compared]:
     ways = [way for way in WAYS if way.name in names]
     rounds = 0 if options.no_time else MANY_ROUNDS if options.time else ROUNDS
 
-    def measure(make: Callable[[], Data], progress: Progress) -> Compared:
-        return compared(make(), ways, platform, rounds, options.verify, progress)
+    def measure(make: Callable[[], Data]) -> Compared:
+        return compared(make(), ways, platform, rounds, options.verify)
 
     return Plan(
         parts={n: functools.partial(measure, make) for n, make in _operands(options)},
@@ -131,8 +131,8 @@ def _shapes_of(options: argparse.Namespace) -> list[Shape]:
 
 
 def _shape(text: str) -> Shape:
-    found = _SHAPE.fullmatch(text)
-    if not found or 0 in (sizes := [int(size) for size in found.groups()]):
+    parts = _SHAPE.fullmatch(text)
+    if not parts or 0 in (sizes := [int(size) for size in parts.groups()]):
         raise ValueError(f"--shape {text}: three sizes are needed, such as 16,4096,4096")
     m, n, k = sizes
     return m, n, k

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
-from jaxfp8._bench._rotate import one_at_a_time
+from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure, one_at_a_time
+from jaxfp8._bench._ways import Way
 from jaxfp8._bench.compare import bounds
 from jaxfp8._bench.compare.bounds import Check
 from jaxfp8._bench.compare.data import Data
-from jaxfp8._bench.compare.ways import Way
 from jaxfp8._value import accuracy
 from jaxfp8._value.accuracy import Error
 
@@ -105,22 +103,8 @@ def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one != other and one[0] <= other[0] and one[1] <= other[1]
 
 
-def compared(
-    data: Data,
-    ways: Sequence[Way],
-    platform: str,
-    rounds: int,
-    verify: bool,
-    progress: Callable[[float], None] = lambda part: None,
-) -> Compared:
+def compared(data: Data, ways: Sequence[Way], platform: str, rounds: int, verify: bool) -> Compared:
     """Runs all ways on one pair of operands, and times them in turns if there are `rounds`."""
-    turns = len(STAGES) * (rounds + 1) if rounds else 0
-    steps = len(ways) * (1 + turns)
-    ticks = itertools.count(1)
-
-    def tick() -> None:
-        progress(next(ticks) / steps)
-
     exact = data.exact()
     x, w = jax.numpy.asarray(data.x), jax.numpy.asarray(data.w)
     ran: dict[str, Result | Missing] = {}
@@ -130,8 +114,7 @@ def compared(
         ran[way.name] = made if isinstance(made, Missing) else made[0]
         if not isinstance(made, Missing) and rounds:
             contenders.update(_contenders(way, x, w, made[1], platform))
-        tick()
-    timings = measure(contenders, rounds, tick) if contenders else {}
+    timings = measure(contenders, rounds) if contenders else {}
     results = [
         dataclasses.replace(r, timings=_of_way(timings, name))
         for name, r in ran.items()

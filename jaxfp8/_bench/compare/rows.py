@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxfp8._bench._measure import Timing
 from jaxfp8._bench._rows import MARKS, time
-from jaxfp8._bench._screen import Row, Screen
+from jaxfp8._bench._run import Screen
 from jaxfp8._bench.compare.result import KERNEL, STAGES, Compared, Result
 from jaxfp8._value import tables
 
@@ -39,7 +39,7 @@ def head(timed: bool, verify: bool) -> list[str]:
     return ["way", "rel. L2", "max err", "dB", "bytes", *times, *(["bound"] if verify else [])]
 
 
-def rows(compared: Compared, timed: bool, spread: bool, verify: bool) -> Iterator[Row]:
+def rows(compared: Compared, timed: bool, spread: bool, verify: bool) -> Iterator[tuple[str, ...]]:
     """A row for each way, in the order of the list."""
     front = compared.front
     for result in compared.results:
@@ -57,13 +57,7 @@ def rows(compared: Compared, timed: bool, spread: bool, verify: bool) -> Iterato
             cells.append("*" if result.way in front else "")
         if verify:
             cells.append("" if result.check is None else f"{result.check.share:.2g}")
-        yield Row(tuple(cells), _meaning(result, front))
-
-
-def _meaning(result: Result, front: frozenset[str]) -> str:
-    if result.check is not None and not result.check.passed:
-        return "worse"
-    return "ours" if result.way in front else ""
+        yield tuple(cells)
 
 
 def _time(result: Result, stage: str, spread: bool) -> str:

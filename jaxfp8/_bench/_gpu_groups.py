@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,10 @@ import numpy as np
 
 import jaxfp8
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_operands import copies, dequantised, normal
-from jaxfp8._bench._measure import over_copies
-from jaxfp8._bench._problems import E4M3
+from jaxfp8._bench._measure import contender
+from jaxfp8._bench._products import BLOCK, normal
 
-_BLOCK = 128
+_E4M3 = jnp.float8_e4m3fn
 _SIZES: dict[str, tuple[int, ...]] = {
     "even": (1024,) * 8,
     "uneven": (1900, 17, 640, 1203, 0, 2221, 811, 1400),
@@ -31,7 +29,7 @@ _OF_K = jax.lax.RaggedDotDimensionNumbers(
 
 
 def table() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The figures of docs/measurements.md."""
+    """Groups of rows for two weights, and of K."""
     for n, k in ((4096, 7168), (7168, 2048)):
         for name, sizes in _SIZES.items():
             yield f"ragged {name} {n}x{k}", functools.partial(of_rows, sizes, n, k)
@@ -64,15 +62,14 @@ def of_k(sizes: Sequence[int], m: int, n: int) -> Case:
 
 def _lines(*shape: int) -> jaxfp8.QArray:
     """Lines with a scale for every 128 of K."""
-    leading = tuple(range(len(shape) - 1))
-    tiles = {len(shape) - 1: _BLOCK}
-    return jaxfp8.quantize(normal(1, *shape), E4M3, channelwise_axes=leading, tiled_axes=tiles)
+    leading, x = tuple(range(len(shape) - 1)), normal(1, *shape).astype(jnp.bfloat16)
+    return jaxfp8.quantize(x, _E4M3, channelwise_axes=leading, tiled_axes={len(leading): BLOCK})
 
 
 def _weights(groups: int, n: int, k: int) -> jaxfp8.QArray:
     """[G, N, K], a scale for every 128 x 128."""
     w = normal(2, groups, n, k) / np.sqrt(k)
-    return jaxfp8.quantize(w, E4M3, channelwise_axes=(0,), tiled_axes={1: _BLOCK, 2: _BLOCK})
+    return jaxfp8.quantize(w, _E4M3, channelwise_axes=(0,), tiled_axes={1: BLOCK, 2: BLOCK})
 
 
 def _case(
@@ -84,18 +81,11 @@ def _case(
     flops: float,
 ) -> Case:
     """Our product and XLA's in bfloat16; the sizes stay on the device."""
-    held = jnp.asarray(sizes, jnp.int32)
-    multiply = functools.partial(
-        jaxfp8.ragged_dot, precision="highest", preferred_element_type=jnp.bfloat16
-    )
-
-    def repeated(function: Any, *operands: Any) -> Any:
-        count = copies(sum(leaf.nbytes for leaf in jax.tree.leaves(operands)))
-        sets = [(*jax.tree.map(jnp.copy, operands), held) for _ in range(count)]
-        return over_copies(lambda x, w, sizes: function(x, w.mT, sizes), sets)
-
+    held, bf16 = jnp.asarray(sizes, jnp.int32), jnp.bfloat16
+    ours = functools.partial(jaxfp8.ragged_dot, precision="highest", preferred_element_type=bf16)
+    wide = jaxfp8.dequantize(x, bf16), jaxfp8.dequantize(w, bf16)
     contenders = {
-        "jaxfp8": repeated(multiply, x, w),
-        "xla bf16": repeated(theirs, dequantised(x), dequantised(w)),
+        "jaxfp8": contender("cuda", lambda x, w, sizes: ours(x, w.mT, sizes), x, w, held),
+        "XLA bf16": contender("cuda", lambda x, w, sizes: theirs(x, w.mT, sizes), *wide, held),
     }
     return Case(name=name, contenders=contenders, flops=flops)

@@ -13,10 +13,10 @@ from jax.typing import DTypeLike
 import jaxfp8
 from jaxfp8 import QArray, Quantization, Recipe
 
-_INT8 = Quantization(dtype=jnp.int8)
-_TENSOR = dataclasses.replace(_INT8, granularity="tensor")
-_GROUP = dataclasses.replace(_INT8, granularity=(128, 1))
-_ASYMMETRIC = dataclasses.replace(_INT8, symmetric=False)
+INT8 = Quantization(dtype=jnp.int8)
+_TENSOR = dataclasses.replace(INT8, granularity="tensor")
+_GROUP = dataclasses.replace(INT8, granularity=(128, 1))
+_ASYMMETRIC = dataclasses.replace(INT8, symmetric=False)
 _FP8 = Quantization()
 _FP8_TENSOR = Quantization(granularity="tensor")
 _MX = Quantization(granularity=(32, 1), scale_dtype=jnp.float8_e8m0fnu)
@@ -31,30 +31,33 @@ class Way:
       name: its name in tables.
       recipe: formats of the operands, and compute type of the product.
       x_dtype, w_dtype: floats to convert operands to before that.
+      out_dtype: of the product.
     """
 
     name: str
     recipe: Recipe
     x_dtype: DTypeLike = jnp.float32
     w_dtype: DTypeLike = jnp.float32
+    out_dtype: DTypeLike = jnp.float32
 
     def hold_x(self, x: jax.Array) -> QArray | jax.Array:
         """The left operand as stored."""
         return self.recipe.quantize_activation(x.astype(self.x_dtype), (1,))
 
-    def hold_w(self, w: jax.Array) -> QArray | jax.Array:
-        """The right operand as stored."""
-        return self.recipe.quantize_weight(w.astype(self.w_dtype), (0,))
+    def hold_w(self, w: jax.Array, axis: int = 0) -> QArray | jax.Array:
+        """The right operand as stored; `axis` is summed over."""
+        return self.recipe.quantize_weight(w.astype(self.w_dtype), (axis,))
 
-    def multiply(self, x: Any, w: Any) -> jax.Array:
-        """The product of held operands, in float32."""
+    def multiply(self, x: Any, w: Any, axis: int = 0, **more: Any) -> jax.Array:
+        """The product of held operands; `more` are arguments of `jaxfp8.dot_general`."""
         if self.recipe.terms is not None:
             return jaxfp8.split_dot(x, w, terms=self.recipe.terms)
-        if isinstance(x, QArray) or isinstance(w, QArray):
-            asked: dict[str, Any] = {"preferred_element_type": jnp.float32}
-            return jaxfp8.matmul(x, w, **asked, compute=self.recipe.compute)
-        precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-        return jnp.matmul(x, w, precision=precision, preferred_element_type=jnp.float32)
+        numbers = (((1,), (axis,)), ((), ()))
+        more = {"preferred_element_type": self.out_dtype, **more}
+        if isinstance(x, jax.Array) and isinstance(w, jax.Array):
+            precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+            return lax.dot_general(x, w, numbers, precision, **more)
+        return jaxfp8.dot_general(x, w, numbers, **more, compute=self.recipe.compute)
 
     # The timed stages: the kernel alone; a layer, its weight quantised ahead; and all of it.
 
@@ -72,6 +75,7 @@ def _held(name: str, weight: Quantization, activation: Quantization) -> Way:
 
 
 _HALF: dict[str, Any] = {"x_dtype": jnp.bfloat16}
+# "tensor" and "channel" are the granularities of a recipe, for both operands unless it says more.
 WAYS = (
     Way(name="float32", recipe=FLOATS),
     Way(name="bfloat16", recipe=FLOATS, **_HALF, w_dtype=jnp.bfloat16),
@@ -79,15 +83,15 @@ WAYS = (
     Way(name="INT8 2 terms", recipe=dataclasses.replace(jaxfp8.INT8_SPLIT, terms=2)),
     Way(name="W8A16 e4m3", recipe=jaxfp8.FP8_W8A16, **_HALF),
     Way(name="W8A16 int8", recipe=jaxfp8.INT8_W8A16, **_HALF),
-    _held("INT8 per tensor", _TENSOR, _TENSOR),
-    _held("INT8 per channel", _INT8, _TENSOR),
-    _held("INT8 per token", _INT8, _INT8),
+    _held("INT8 tensor", _TENSOR, _TENSOR),
+    _held("INT8 tensor x, channel w", INT8, _TENSOR),
+    _held("INT8 channel", INT8, INT8),
     _held("INT8 groups of 128", _GROUP, _GROUP),
-    _held("INT8 asymmetric x", _INT8, _ASYMMETRIC),
-    _held("INT8 asymmetric x, w", _ASYMMETRIC, _ASYMMETRIC),
-    _held("FP8 per tensor", _FP8_TENSOR, _FP8_TENSOR),
-    _held("FP8 per row", _FP8, _FP8),
+    _held("INT8 asymmetric x", INT8, _ASYMMETRIC),
+    _held("INT8 asymmetric", _ASYMMETRIC, _ASYMMETRIC),
+    _held("FP8 tensor", _FP8_TENSOR, _FP8_TENSOR),
+    _held("FP8 channel", _FP8, _FP8),
     Way(name="FP8 blocks of 128", recipe=jaxfp8.FP8_BLOCK),
     Way(name="FP8_AS_INT8", recipe=jaxfp8.FP8_AS_INT8),
-    _held("MX, blocks of 32", _MX, _MX),
+    _held("MX blocks of 32", _MX, _MX),
 )
