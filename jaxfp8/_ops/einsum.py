@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+
+from jaxfp8._ops.dimensions import normalise
 from jaxfp8._value.errors import message, shown
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
@@ -13,24 +16,39 @@ class Einsum:
     """A parsed subscript string.
 
     Attributes:
-      dimension_numbers: as `jax.lax.dot_general` takes them.
+      numbers: normalised dimension numbers of the dot.
       order: axis `i` of the result is axis `order[i]` of the dot.
+      kernel_sizes: size of each axis of the result in the right operand; None if it lacks the axis.
     """
 
-    dimension_numbers: DimensionNumbers
+    numbers: DimensionNumbers
     order: Shape
+    kernel_sizes: tuple[int | None, ...]
+
+    @property
+    def kernel_shape(self) -> Shape:
+        """Sizes of the right operand's axes in the result."""
+        return tuple(size for size in self.kernel_sizes if size is not None)
+
+    def along_dot(self, bias: jax.Array) -> jax.Array:
+        """A bias of shape `kernel_shape`, laid along the axes of the dot."""
+        aligned = bias.reshape([1 if size is None else size for size in self.kernel_sizes])
+        return aligned.transpose([self.order.index(axis) for axis in range(len(self.order))])
 
 
-def parse(operation: str, subscripts: str, lhs_ndim: int, rhs_ndim: int) -> Einsum:
+def parse(
+    operation: str, subscripts: str, lhs: Shape, rhs: Shape, *, broadcast: bool = False
+) -> Einsum:
     """Reads `"...k,kn->...n"`-like subscripts of two operands.
 
     Args:
       operation: name for errors.
       subscripts: letters by axis, `...` allowed; without `->` the letters found once, sorted.
-      lhs_ndim, rhs_ndim: ranks of the operands.
+      lhs, rhs: shapes of the operands.
+      broadcast: whether a batch axis may have size 1 on one side.
 
     Raises:
-      ValueError: the subscripts are not one dot of the two operands.
+      ValueError: the subscripts are not one dot of the two operands, or sizes differ.
     """
     if not isinstance(subscripts, str):
         raise _error(operation, subscripts, "a string is needed")
@@ -38,17 +56,21 @@ def parse(operation: str, subscripts: str, lhs_ndim: int, rhs_ndim: int) -> Eins
     terms = inputs.split(",")
     if len(terms) != 2:
         raise _error(operation, subscripts, "exactly two operands are needed")
-    lhs = _expand(operation, subscripts, terms[0], lhs_ndim)
-    rhs = _expand(operation, subscripts, terms[1], rhs_ndim)
-    out = _expand_output(operation, subscripts, output, lhs, rhs) if arrow else _implicit(lhs, rhs)
-    _check_letters(operation, subscripts, lhs, rhs, out)
-    batch = [c for c in lhs if c in rhs and c in out]
-    contracting = [c for c in lhs if c in rhs and c not in out]
-    natural = batch + [c for c in lhs if c not in rhs] + [c for c in rhs if c not in lhs]
-    numbers = (_axes(lhs, contracting), _axes(rhs, contracting))
+    left = _expand(operation, subscripts, terms[0], len(lhs))
+    right = _expand(operation, subscripts, terms[1], len(rhs))
+    out = _implicit(left, right)
+    if arrow:
+        out = _expand_output(operation, subscripts, output, left, right)
+    _check_letters(operation, subscripts, left, right, out)
+    batch = [c for c in left if c in right and c in out]
+    contracting = [c for c in left if c in right and c not in out]
+    natural = batch + [c for c in left if c not in right] + [c for c in right if c not in left]
+    axes = (_axes(left, contracting), _axes(right, contracting))
+    numbers = axes, (_axes(left, batch), _axes(right, batch))
     return Einsum(
-        dimension_numbers=(numbers, (_axes(lhs, batch), _axes(rhs, batch))),
+        numbers=normalise(operation, numbers, (lhs, rhs), broadcast=broadcast),
         order=tuple(natural.index(c) for c in out),
+        kernel_sizes=tuple(rhs[right.index(c)] if c in right else None for c in out),
     )
 
 

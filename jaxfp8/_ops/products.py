@@ -224,12 +224,11 @@ def einsum(
     )
     sides = _sides(operation, lhs, rhs, compute)
     shapes = (sides[0].shape, sides[1].shape)
-    parsed = _einsum.parse(operation, subscripts, len(shapes[0]), len(shapes[1]))
-    numbers = normalise(operation, parsed.dimension_numbers, shapes, broadcast=True)
+    parsed = _einsum.parse(operation, subscripts, *shapes, broadcast=True)
     return _product(
         operation,
         sides,
-        numbers,
+        parsed.numbers,
         precision,
         preferred_element_type,
         epilogue,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from jaxfp8._recipes.accuracy_recorder import Recorder
@@ -12,6 +13,7 @@ from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._value import accuracy
 from jaxfp8._value.errors import level_of_user, message
+from jaxfp8._value.progress import progress
 
 _NOT_WHOLE = "without the rounding of weights (give `reference`, the floats, for the whole error)"
 
@@ -56,6 +58,21 @@ def rounds_activations(recipe: Recipe | TrainingRecipe) -> bool:
     if not isinstance(recipe, Recipe):
         return True
     return recipe.activation is not None or recipe.terms is not None
+
+
+@contextlib.contextmanager
+def recording(layers: int) -> Iterator[Recorder]:
+    """A recorder, and on a terminal a bar for so many layers."""
+    with progress("measuring layers", layers) as done:
+        yield Recorder(lambda path: done(1, path))
+
+
+def check_some(operation: str, layers: Collection[Any]) -> None:
+    """Refuses a model without layers to compare."""
+    if not layers:
+        got, needs = "has no layer to compare", "8-bit layers, FP8 training or a recipe is needed"
+        remedy = "give the `recipe` that you think of"
+        raise ValueError(message(operation, "`model`", got, needs, remedy))
 
 
 def check_reference(operation: str, recipe: Any, reference: Any) -> None:

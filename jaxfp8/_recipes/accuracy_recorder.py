@@ -31,7 +31,7 @@ Pair = tuple[Any, Any]  # an operand in floats, and as the product takes it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A layer, as its row names it; the fields are those of `LayerError`."""
+    """The name of a row; the fields are those of `LayerError`."""
 
     path: str
     kind: str
@@ -39,40 +39,56 @@ class Layer:
     shape: Shape
 
 
-def operands(
-    recipe: Recipe | TrainingRecipe,
-    numbers: DimensionNumbers,
-    x: jax.Array,
-    wide: Any,
-    held: Any,
-    *,
-    scale: Any = None,
-    state: tuple[Scaling | None, Scaling | None] = (None, None),
-) -> dict[str, Any]:
-    """Both operands of the product of a layer, in floats and as the product takes them.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of a layer of linen or nnx, in floats and in 8 bits.
 
-    Args:
+    Attributes:
+      path, kind: of the layer.
       recipe: for inference or for training.
-      numbers: dimension numbers of activations and weight.
-      x: the activations in floats.
-      wide: the weight in floats; None if that is unknown.
-      held: the weight as the layer holds it.
+      wide: the weight in floats.
+      held: the weight as the layer holds it; not for training.
+      is_known: whether `wide` was never rounded. If not, its error is not measured.
+      x: the input in floats.
+      numbers: dimension numbers of the product; None if rows of the weight are looked up.
       scale: of the activations of a static recipe.
       state: delayed scalings of activations and weight.
-
-    Returns:
-      The arguments `weight`, `activation` and `second` of `Recorder.layer`.
     """
-    (axes, contracting), (batch, shared) = numbers
-    second = None
-    if isinstance(recipe, Recipe):
-        narrow: Any = recipe.quantize_activation(x, axes, batch, scale=scale)
-        second = _second_rounding(recipe, held, tuple(contracting))
-    else:
-        narrow = forward_codes(recipe, x, state[0], tuple(axes), tuple(batch))
-        held = forward_codes(recipe, wide, state[1], tuple(contracting), tuple(shared))
-    weight = None if wide is None else (wide, held)
-    return {"weight": weight, "activation": (x, narrow), "second": second}
+
+    path: str
+    kind: str
+    recipe: Recipe | TrainingRecipe
+    wide: Any
+    held: Any = None
+    is_known: bool = True
+    x: Any = None
+    numbers: DimensionNumbers | None = None
+    scale: Any = None
+    state: tuple[Scaling | None, Scaling | None] = (None, None)
+
+    @property
+    def layer(self) -> Layer:
+        """The name of its row."""
+        recipe = self.recipe
+        name = recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__
+        return Layer(path=self.path, kind=self.kind, recipe=name, shape=tuple(self.wide.shape))
+
+    def operands(self) -> dict[str, Any]:
+        """Each operand in floats and in 8 bits; and an FP8 weight that is rounded once more."""
+        recipe, held, activation, second = self.recipe, self.held, None, None
+        if self.numbers is not None:
+            (axes, contracting), (batch, shared) = self.numbers
+            if isinstance(recipe, Recipe):
+                narrow: Any = recipe.quantize_activation(self.x, axes, batch, scale=self.scale)
+                second = _second_rounding(recipe, held, tuple(contracting))
+            else:
+                of_input, of_weight = self.state
+                narrow = forward_codes(recipe, self.x, of_input, tuple(axes), tuple(batch))
+                sums = tuple(contracting), tuple(shared)
+                held = forward_codes(recipe, self.wide, of_weight, *sums)
+            activation = (self.x, narrow)
+        weight = (self.wide, held) if self.is_known else None
+        return {"weight": weight, "activation": activation, "second": second}
 
 
 def _second_rounding(
@@ -99,44 +115,28 @@ class Recorder:
         self._seen: dict[Layer, list[Any]] = {}
         self._done, self._begun = done, set[str]()
 
-    def layer(
-        self,
-        layer: Layer,
-        *,
-        exact: jax.Array,
-        got: jax.Array,
-        weight: Pair | None = None,
-        activation: Pair | None = None,
-        second: tuple[Any, Shape] | None = None,
-    ) -> None:
-        """Note one call of a layer.
+    def layer(self, call: Call, *, exact: jax.Array, got: jax.Array) -> None:
+        """Notes one call of a layer; `exact` and `got` are outputs of floats and of 8 bits."""
+        sums = _call_sums(exact, got, **call.operands())
+        jax.debug.callback(functools.partial(self._note, call.layer), sums)
+        self._tell(call.path)
 
-        Args:
-          layer: the recorded layer.
-          exact, got: output of the float layer and of the 8-bit one, on one input.
-          weight, activation: the float operand and what the product takes in its place; None, or
-            a pair without an 8-bit array, where it is not in 8 bits.
-          second: an FP8 weight that is rounded once more, and the axes that its product sums over.
-        """
-        sums = _call_sums(exact, got, second, weight=weight, activation=activation)
-        jax.debug.callback(functools.partial(self._note, layer), sums)
-        self._tell(layer)
-
-    def layer_of(self, layer: Layer, **operands: Any) -> jax.Array:
+    def layer_of(self, call: Call, *, exact: jax.Array, got: jax.Array) -> jax.Array:
         """As `layer`, noted when the returned value, `exact`, is computed.
 
         For places without separate callbacks: linen's scan lets only its outputs depend on its
         inputs.
         """
+        layer = call.layer
 
         def note(sums: Any) -> np.ndarray:
             self._note(layer, sums)
             return np.zeros((), np.float32)
 
-        sums, exact = _call_sums(**operands), operands["exact"]
+        sums = _call_sums(exact, got, **call.operands())
         zero = jax.ShapeDtypeStruct((), jnp.float32)
         noted = jax.pure_callback(note, zero, sums, vmap_method="sequential")
-        self._tell(layer)
+        self._tell(call.path)
         return exact + noted.astype(exact.dtype)
 
     def rows(self) -> list[LayerError]:
@@ -147,10 +147,10 @@ class Recorder:
     def _note(self, layer: Layer, sums: Any) -> None:
         self._seen.setdefault(layer, []).append(jax.tree.map(float, sums))
 
-    def _tell(self, layer: Layer) -> None:
-        if layer.path not in self._begun:
-            self._begun.add(layer.path)
-            self._done(layer.path)
+    def _tell(self, path: str) -> None:
+        if path not in self._begun:
+            self._begun.add(path)
+            self._done(path)
 
 
 def _call_sums(
@@ -283,11 +283,11 @@ def _reduced(sums: tuple[jax.Array, ...], tops: tuple[jax.Array, ...]) -> tuple[
         larger = [jax.lax.max(*pair) for pair in zip(a[count:], b[count:], strict=True)]
         return (*added, *larger)
 
-    found = tuple(x.astype(jnp.float32) for x in (*sums, *tops))
-    zeros = (jnp.float32(0),) * len(found)
-    for axis in reversed(range(found[0].ndim)):
-        found = tuple(jax.lax.reduce(found, zeros, joined, (axis,)))
-    return found
+    totals = tuple(x.astype(jnp.float32) for x in (*sums, *tops))
+    zeros = (jnp.float32(0),) * len(totals)
+    for axis in reversed(range(totals[0].ndim)):
+        totals = tuple(jax.lax.reduce(totals, zeros, joined, (axis,)))
+    return totals
 
 
 def _extremes(scale: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
 
 from jaxfp8._value import tables
 
@@ -56,6 +60,11 @@ class Changes:
     others: int = 0
     other_bytes: int = 0
     left_scales: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Iterable[Change], others: Sequence[Any] = ()) -> Changes:
+        """With parameters that have no row."""
+        return cls(rows=tuple(rows), others=len(others), other_bytes=nbytes(others))
 
     @property
     def changed(self) -> tuple[Change, ...]:
@@ -120,6 +129,42 @@ class Changes:
             names = ", ".join(sorted(set(map(tables.numberless, self.left_scales))))
             lines.append(f"{len(self.left_scales)} {what}: {names}")
         return lines
+
+
+def change(
+    path: str, kind: type, before: Any, after: Any, *, recipe: str = "", reason: str = ""
+) -> Change:
+    """The row of a weight.
+
+    Args:
+      path, kind: of its layer; of the weight itself and its module if the layer has no 8-bit twin.
+      before, after: arrays, or held in 8 bits; shapes will do, and the arrays in a dictionary.
+      recipe: for the changed weight.
+      reason: against a change.
+    """
+    return Change(
+        path=path,
+        kind=kind.__name__,
+        shape=tuple(_of_codes(before, "shape")),
+        before=str(_of_codes(before, "dtype")),
+        after=str(_of_codes(after, "dtype")),
+        recipe="" if reason else recipe,
+        reason=reason,
+        bytes_before=nbytes(before),
+        bytes_after=nbytes(after),
+    )
+
+
+def _of_codes(held: Any, name: str) -> Any:
+    """An attribute of a weight, or of its first array: the codes."""
+    if name == "shape" and hasattr(held, "shape"):
+        return held.shape
+    return getattr(jax.tree.leaves(held)[0], name)
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of arrays or shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 # Modules of Flax's layers and ours. Flax also has a module there that is not a layer.

@@ -19,7 +19,7 @@ _OF_LAYERS = ("recipe", "where")
 def applied(
     model: nn.Module, variables: Any, args: Any, kwargs: Any, *, constant: tuple[str, ...] = ()
 ) -> tuple[Any, Any]:
-    """The output of a model and the variables that it changed; the arguments stay as they are.
+    """The output of a model and its changed variables; the arguments stay as they are.
 
     The model may change caches and statistics, as in any forward pass, and make missing ones. It
     does not change scaling states.
@@ -28,7 +28,7 @@ def applied(
       model: the model.
       variables: its variables.
       args, kwargs: arguments of `model.apply`; a `mutable` among them is extended.
-      constant: further collections that stay constant, besides scaling states.
+      constant: further constant collections, besides scaling states.
     """
     given = {name: value for name, value in kwargs.items() if name != "mutable"}
     mutable = DenyList((OVERWRITE_WITH_GRADIENT, *constant))
@@ -36,7 +36,7 @@ def applied(
 
 
 def check_call(operation: str, model: Any, variables: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuses what is no model of linen with its variables, and arguments of nnx's functions."""
+    """Refuses all but a model of linen with its variables, and arguments of nnx's functions."""
     if not isinstance(model, nn.Module):
         got, needs = f"is of type {type(model).__name__}", "a module of linen is needed"
         remedy = f"for nnx, see `{operation.replace('linen', 'nnx')}`"

@@ -1,9 +1,8 @@
-"""What is done to each parameter of a model, and what stays in floats."""
+"""The change to each parameter of a model, and the reasons for floats."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import flax.linen as nn
 import jax
 from flax.core import meta
 
-from jaxfp8._value.changes import Change, Changes, has_no_row, why_wide
+from jaxfp8._value.changes import Changes, change, has_no_row, why_wide
 from jaxfp8._value.prepared import is_held
 from jaxfp8.linen._kernel import Weight, noted_weights
 
@@ -20,7 +19,7 @@ _TWINS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Embed)
 
 
 class Notes:
-    """What the layers of a model say while it runs inside `noted`.
+    """Notes of a model's layers while it runs inside `noted`.
 
     Attributes:
       weights: descriptions of 8-bit weights by path.
@@ -32,7 +31,7 @@ class Notes:
         self.kinds: dict[Path, type[nn.Module]] = {}
 
     def kind(self, path: Path) -> type[nn.Module]:
-        """The class of the module that holds a parameter."""
+        """The class of the module of a parameter."""
         return self.kinds.get(path[:-1], nn.Module)
 
     def changes(self, before: Any, after: Any) -> Changes:
@@ -44,16 +43,16 @@ class Notes:
                 others.append(leaf)
             else:
                 of_layer = weight is not None or issubclass(kind, _TWINS)
-                named = path[:-1] if of_layer else path
+                named = "/".join(path[:-1] if of_layer else path)
                 recipe = "" if weight is None else weight.recipe.name
                 reason = _why_left(kind, weight, leaf)
-                rows.append(row(named, kind, leaf, new[path], recipe=recipe, reason=reason))
-        return Changes(rows=tuple(rows), others=len(others), other_bytes=sum(map(_nbytes, others)))
+                rows.append(change(named, kind, leaf, new[path], recipe=recipe, reason=reason))
+        return Changes.of(rows, others)
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[Notes]:
-    """Notes the modules that are called in this context, and the weights of 8-bit layers."""
+    """Notes the modules called in this context, and the weights of 8-bit layers."""
     notes = Notes()
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -81,23 +80,6 @@ def _is_whole(leaf: Any) -> bool:
     return is_held(leaf) or isinstance(leaf, meta.AxisMetadata) or is_restored
 
 
-def row(
-    path: Path, kind: type, before: Any, after: Any, *, recipe: str = "", reason: str = ""
-) -> Change:
-    """The row of a parameter, of a layer if it is the weight of one."""
-    return Change(
-        path="/".join(path),
-        kind=kind.__name__,
-        shape=_codes(before).shape,
-        before=str(_codes(before).dtype),
-        after=str(_codes(after).dtype),
-        recipe="" if reason else recipe,
-        reason=reason,
-        bytes_before=_nbytes(before),
-        bytes_after=_nbytes(after),
-    )
-
-
 def _why_left(kind: type, weight: Weight | None, before: Any) -> str:
     """Why a parameter stays as it is; "" if it is quantised."""
     if weight is None and kind in _TWINS:
@@ -108,16 +90,3 @@ def _why_left(kind: type, weight: Weight | None, before: Any) -> str:
     if is_held(before) or isinstance(before, Mapping):
         return "it is in 8 bits already"
     return "" if weight.recipe.weight else f"{weight.recipe.name} leaves weights as they are"
-
-
-def _codes(parameter: Any) -> Any:
-    """The values of a parameter, in 8 bits or not, without boxes of metadata."""
-    parameter = meta.unbox(parameter)
-    if isinstance(parameter, Mapping):
-        return parameter["qvalue"]
-    parameter = getattr(parameter, "stored", parameter)
-    return getattr(getattr(parameter, "packed", parameter), "qvalue", parameter)
-
-
-def _nbytes(parameter: Any) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(parameter))

@@ -38,7 +38,7 @@ class Weight:
     Attributes:
       name: name of the parameter.
       shape: its shape.
-      contracting: axes that the layer's product sums over.
+      contracting: axes of the sum of the layer's product.
       batch: batch axes of that product.
       recipe: how it is held.
       looked_up: whether its rows are looked up, too.
@@ -64,10 +64,10 @@ class Weight:
 
 
 def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype: Any) -> Any:
-    """The weight of a module: in 8 bits, or a float array where the recipe leaves it wide.
+    """The weight of a module: in 8 bits, or a float array if the recipe leaves it wide.
 
-    `init` makes it in 8 bits. A float weight is quantised where parameters may change, as in
-    `jaxfp8.linen.quantize`, and is an error elsewhere.
+    `init` makes it in 8 bits. A float weight is quantised while parameters may change, as in
+    `jaxfp8.linen.quantize`, and is an error otherwise.
     """
     check_recipe(_operation(module), weight.recipe)
     _note(module, weight)
@@ -94,7 +94,7 @@ _NOTED: contextvars.ContextVar[dict[tuple[str, ...], Weight] | None] = contextva
 
 @contextlib.contextmanager
 def noted_weights() -> Iterator[dict[tuple[str, ...], Weight]]:
-    """Collects the descriptions of the weights of layers that run in this context, by path."""
+    """Collects the descriptions of the weights of layers in this context, by path."""
     weights: dict[tuple[str, ...], Weight] = {}
     token = _NOTED.set(weights)
     try:
@@ -110,17 +110,17 @@ def _note(module: nn.Module, weight: Weight) -> None:
 
 
 def _lies_otherwise(module: nn.Module, weight: Weight) -> bool:
-    """Whether arrays have other shapes than `init` makes, which Flax would refuse."""
-    found: Any = module.get_variable(PARAMS, weight.name)
-    return isinstance(found, PreparedArray | TransposedArray)
+    """Whether arrays have other shapes than `init` makes; Flax would refuse them."""
+    given: Any = module.get_variable(PARAMS, weight.name)
+    return isinstance(given, PreparedArray | TransposedArray)
 
 
 def _settle(module: nn.Module, weight: Weight) -> None:
-    """Checks the weight that a module was given; quantises it in `jaxfp8.linen.quantize`."""
-    found: Any = module.get_variable(PARAMS, weight.name)
-    if isinstance(found, Mapping) and "qvalue" in found:
-        found = _restored(module, weight, found)
-    value = meta.unbox(found)
+    """Checks the given weight of a module; quantises it in `jaxfp8.linen.quantize`."""
+    given: Any = module.get_variable(PARAMS, weight.name)
+    if isinstance(given, Mapping) and "qvalue" in given:
+        given = _restored(module, weight, given)
+    value = meta.unbox(given)
     if isinstance(value, QArray | TransposedArray):
         check_shapes(stored(value), _operation(module), weight.name)
     if isinstance(value, PreparedArray):
@@ -138,33 +138,33 @@ def _settle(module: nn.Module, weight: Weight) -> None:
         got, needs = f"is {value.dtype}", f"{weight.recipe.name} holds it in 8 bits"
         remedy = "convert the variables once with `jaxfp8.linen.quantize(model, variables, x)`"
         raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
-    _check_shards(module, weight, found)
-    module.put_variable(PARAMS, weight.name, weight.quantize(found))
+    _check_shards(module, weight, given)
+    module.put_variable(PARAMS, weight.name, weight.quantize(given))
 
 
-def _restored(module: nn.Module, weight: Weight, found: Mapping[str, Any]) -> QArray:
+def _restored(module: nn.Module, weight: Weight, arrays: Mapping[str, Any]) -> QArray:
     """The `QArray` in a dictionary, as a checkpoint restored without a target gives it."""
     if not module.is_mutable_collection(PARAMS):
-        got, needs = f"is a dictionary of {sorted(found)}", "a QArray is needed"
+        got, needs = f"is a dictionary of {sorted(arrays)}", "a QArray is needed"
         remedy = (
             "restore the checkpoint into variables of the model, or convert what it gave once with "
             "`jaxfp8.linen.quantize(model, variables, x)`"
         )
         raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
-    if "scale" not in found:
-        got, needs = f"is a dictionary of {sorted(found)}", "its codes need their `scale`"
+    if "scale" not in arrays:
+        got, needs = f"is a dictionary of {sorted(arrays)}", "its codes need their `scale`"
         remedy = "restore both arrays of the checkpoint"
         raise ValueError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
-    zero_point = found.get("zero_point")
+    zero_point = arrays.get("zero_point")
     q = QArray(
-        found["qvalue"], found["scale"], zero_point, tiles=getattr(weight.own(), "tiles", None)
+        arrays["qvalue"], arrays["scale"], zero_point, tiles=getattr(weight.own(), "tiles", None)
     )
     module.put_variable(PARAMS, weight.name, q)
     return q
 
 
 def _check_shards(module: nn.Module, weight: Weight, value: Any) -> None:
-    """Refuses tiles that the mesh axes named in a box would cut, if the mesh is known."""
+    """Refuses tiles cut by the mesh axes of a box, if the mesh is known."""
     names, how = getattr(value, "names", None), weight.recipe.weight
     if names is None or how is None or len(names) != len(weight.shape):
         return
@@ -184,7 +184,7 @@ def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
 
 
 def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
-    """Refuses an 8-bit weight that does not follow the recipe of its layer."""
+    """Refuses an 8-bit weight of another recipe than its layer's."""
     own = weight.own()
     if isinstance(own, QArray) and holding(own) == holding(value):
         return
@@ -197,7 +197,7 @@ def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
 
 
 def holding(q: Any) -> tuple[Any, ...]:
-    """What a recipe determines of an 8-bit weight; the dtype of the scale is free."""
+    """The part of an 8-bit weight settled by a recipe; the dtype of the scale is free."""
     return stored(q).qvalue.dtype, q.tile_sizes, stored(q).zero_point is None
 
 

@@ -13,7 +13,6 @@ from flax.core import meta
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops import einsum
-from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.embedding import lookup
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
 from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
@@ -47,10 +46,10 @@ class DenseGeneral(_Layer):
 
     Attributes:
       features: number or shape of the output features.
-      axis: axes of the input that are summed over.
+      axis: contracted axes of the input.
       batch_dims: leading axes; each index of them has a kernel of its own.
       use_bias: whether a bias is added.
-      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of the bias, and of the kernel before it is quantised.
       kernel_init, bias_init: initialisers.
       precision: as in `jaxfp8.dot_general`.
@@ -77,7 +76,7 @@ class DenseGeneral(_Layer):
 
     @nn.compact
     def __call__(self, inputs: ArrayLike) -> jax.Array:
-        """Applies the layer to an input of any shape that has the axes named."""
+        """Applies the layer to an input of any shape with the named axes."""
         x = jnp.asarray(inputs)
         features = _tuple(self.features)
         axes = tuple(sorted(a % x.ndim for a in _tuple(self.axis)))  # as Flax has its kernels
@@ -111,7 +110,7 @@ class Dense(_Layer):
     Attributes:
       features: number of output features.
       use_bias: whether a bias is added.
-      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of the bias, and of the kernel before it is quantised.
       precision: as in `jaxfp8.dot_general`.
       kernel_init, bias_init: initialisers.
@@ -154,7 +153,7 @@ class Einsum(_Layer):
       shape: shape of the kernel.
       einsum_str: the equation of input and kernel, unless it is given to the call.
       use_bias: whether a bias is added, of the kernel's axes in the output.
-      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of the bias, and of the kernel before it is quantised.
       precision: as in `jaxfp8.dot_general`.
       kernel_init, bias_init: initialisers.
@@ -179,25 +178,20 @@ class Einsum(_Layer):
 
     @nn.compact
     def __call__(self, inputs: ArrayLike, einsum_str: str | None = None) -> jax.Array:
-        """Applies the layer; an equation given here counts before that of the attribute."""
-        operation = "jaxfp8.linen.Einsum"
+        """Applies the layer; an equation given here counts before the attribute."""
         x, shape = jnp.asarray(inputs), tuple(self.shape)
         equation: Any = self.einsum_str if einsum_str is None else einsum_str
-        parsed = einsum.parse(operation, equation, x.ndim, len(shape))
-        numbers = normalise(operation, parsed.dimension_numbers, (x.shape, shape))
-        (_, contracting), (_, batch) = numbers
+        parsed = einsum.parse("jaxfp8.linen.Einsum", equation, x.shape, shape)
+        (_, contracting), (_, batch) = parsed.numbers
         weight = Weight(
             name="kernel", shape=shape, contracting=contracting, batch=batch, recipe=self.recipe
         )
         kernel = weight_of(self, weight, self.kernel_init, self.param_dtype)
         bias = None
         if self.use_bias:
-            sizes = _kernel_sizes(numbers, parsed.order, x.ndim, shape)
-            own = tuple(size for size in sizes if size is not None)
-            bias = self.param("bias", self.bias_init, own, self.param_dtype)
-            bias = bias.reshape([size or 1 for size in sizes])
-            bias = bias.transpose([parsed.order.index(axis) for axis in range(len(sizes))])
-        return self._product(x, kernel, numbers, bias).transpose(parsed.order)
+            bias = self.param("bias", self.bias_init, parsed.kernel_shape, self.param_dtype)
+            bias = parsed.along_dot(bias)
+        return self._product(x, kernel, parsed.numbers, bias).transpose(parsed.order)
 
 
 class Embed(_Layer):
@@ -255,7 +249,7 @@ def _tuple(axes: int | Sequence[int]) -> Shape:
 
 
 def _matrix_init(init: Init, features: int) -> Init:
-    """An initialiser that sees a matrix: inputs, batch included, by output features."""
+    """An initialiser for a matrix: inputs, batch included, by output features."""
 
     def reshaped(key: jax.Array, shape: Shape, dtype: Any) -> Any:
         border = len(shape) - features
@@ -266,7 +260,7 @@ def _matrix_init(init: Init, features: int) -> Init:
 
 
 def _vector_init(init: Init) -> Init:
-    """An initialiser that sees a vector."""
+    """An initialiser for a vector."""
 
     def reshaped(key: jax.Array, shape: Shape, dtype: Any) -> Any:
         return _reshape(init(key, (math.prod(shape),), dtype), shape)
@@ -278,14 +272,3 @@ def _reshape(value: Any, shape: Shape) -> Any:
     if isinstance(value, meta.AxisMetadata):
         return meta.replace_boxed(value, value.unbox().reshape(shape))
     return value.reshape(shape)
-
-
-def _kernel_sizes(
-    numbers: DimensionNumbers, order: Shape, x_ndim: int, shape: Shape
-) -> list[int | None]:
-    """By axis of an einsum's output, its size if the kernel has it, else None."""
-    (x_axes, axes), (x_batch, batch) = numbers
-    x_free = x_ndim - len(x_axes) - len(x_batch)
-    free = [a for a in range(len(shape)) if a not in {*axes, *batch}]
-    by_dot = [shape[a] for a in batch] + [None] * x_free + [shape[a] for a in free]
-    return [by_dot[axis] for axis in order]

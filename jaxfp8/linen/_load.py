@@ -32,31 +32,31 @@ def load(
 
     A kernel with two axes is [N, K] in a checkpoint. In 8 bits it becomes a `TransposedArray`, and
     is read as it lies: no code is moved, widened or copied. In floats it is transposed. Kernels
-    with more axes, and all other parameters, have the axes that the model has. Arrays keep their
-    dtypes and shardings. All is checked first; of an open checkpoint one tensor is read at a time.
+    with more axes, and all other parameters, have the axes of the model's. Arrays keep their dtypes
+    and shardings. All is checked first; of an open checkpoint one tensor is read at a time.
 
     Args:
-      variables: of a model whose 8-bit layers are those of `jaxfp8.linen`; shapes will do, as
+      variables: of a model with 8-bit layers of `jaxfp8.linen`; shapes will do, as
         `jax.eval_shape(model.init, key, x)` gives them.
       tensors: arrays and `QArray`s by name, as `jaxfp8.checkpoint.load` or `open` gives them.
-      mapping: the name of the tensor for each path in the parameters, as a function or a mapping,
-        whose missing paths and whose None are named as torch does it: "layers_0/up/kernel" is
+      mapping: the name of the tensor for each path in the parameters, as a function or a mapping.
+        Its missing paths and its None are named as torch does it: "layers_0/up/kernel" is
         "layers_0.up.weight". Several names are stacked along the first axis, as `nn.scan` does, if
         each fits one index of it. Else they are the parts of a fused weight, one behind the other
         along N of [N, K]; a scale per tensor becomes one per channel.
-      ignore: tensors that may be left over: a regular expression that is searched in the name, a
-        collection of names, or a function of name and tensor.
-      keep: parameters that stay as they are, likewise by path.
+      ignore: tensors to leave over: a regular expression to search in the name, a collection of
+        names, or a function of name and tensor.
+      keep: parameters to leave as they are, likewise by path.
 
     Returns:
-      The variables. `jaxfp8.linen.quantize` leaves them as they are, and lists what is in floats.
+      The variables. `jaxfp8.linen.quantize` leaves them as they are, and lists the floats.
 
     Warns:
       FallbackWarning: `keep` or a path in `mapping` selects nothing; static scales of inputs are
         left out, because the recipes of their layers choose others.
 
     Raises:
-      ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
+      ValueError: a parameter has no tensor or a tensor no parameter, all listed; shapes
         do not fit.
       TypeError: a tensor is in 8 bits and its parameter is not, or the other way round, or it is
         not held as the recipe of its layer says.
@@ -92,7 +92,7 @@ def _is_whole(leaf: Any) -> bool:
 
 
 def _place(path: str, leaf: Any, names: placing.Names) -> placing.Place:
-    """What a tensor has to fit; of a stack the first axis is that of the layers."""
+    """The place for a tensor; the first axis of a stack is that of the layers."""
     shape, name = tuple(_bare(leaf).shape), path.rpartition("/")[2]
     lead = () if isinstance(names, str) or len(shape) == 2 else (0,)
     if len(shape) != len(lead) + 2 or name not in ("kernel", "embedding"):
@@ -114,17 +114,17 @@ def _check(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any
     if path.rpartition("/")[2] == INPUT_SCALE:
         return
     own = _bare(leaf)
-    found = placing.check(_OPERATION, _place(path, leaf, names), names, tensors)
-    found = jax.eval_shape(lambda value: _like(own, value), found)
-    if is_held(found) != is_held(own):
-        got = f"is {found if is_held(found) else found.dtype}"
+    shapes = placing.check(_OPERATION, _place(path, leaf, names), names, tensors)
+    tensor = jax.eval_shape(lambda value: _like(own, value), shapes)
+    if is_held(tensor) != is_held(own):
+        got = f"is {tensor if is_held(tensor) else tensor.dtype}"
         needs = f"`{path}` is {own if is_held(own) else own.dtype}"
         remedy = "give the layer of that parameter the class, and the recipe, of its tensor"
         raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
     if not is_held(own):
-        placing.check_dtype(_OPERATION, path, names, found, own)
-    if is_held(own) and holding(own) != holding(found):
-        got, needs = f"is {found}", f"`{path}` is held as {own}"
+        placing.check_dtype(_OPERATION, path, names, tensor, own)
+    if is_held(own) and holding(own) != holding(tensor):
+        got, needs = f"is {tensor}", f"`{path}` is held as {own}"
         remedy = "give its layer a recipe that holds weights as the tensor is"
         raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
 
@@ -141,7 +141,7 @@ def _filled(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, An
 
 
 def _like(own: Any, value: Any) -> Any:
-    """A weight with zero points of 0 where its parameter has some; files leave these out."""
+    """A weight with zero points of 0 if its parameter has some; files leave these out."""
     if not all(map(is_held, (own, value))):
         return value
     codes, wanted = stored(value), stored(own).zero_point

@@ -1,4 +1,4 @@
-"""Which parameters an optimiser may change: the floats, not the 8-bit ones."""
+"""The parameters for an optimiser: the floats, not the 8-bit ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxfp8.linen._kernel import INPUT_SCALE
 
 
 def partition(params: Any) -> tuple[Any, Any]:
-    """Splits parameters into two trees: floats, which are trained, and those in 8 bits.
+    """Splits parameters into two trees: floats, to be trained, and those in 8 bits.
 
     The codes of an 8-bit kernel have no gradient. An optimiser should change neither them nor their
     scales, nor the calibrated scale of an input. `combine` merges both trees.
@@ -20,7 +20,7 @@ def partition(params: Any) -> tuple[Any, Any]:
       params: parameters of a model with layers of `jaxfp8.linen`.
 
     Returns:
-      Two trees structured as `params`, each with None where the other has an array.
+      Two trees structured as `params`, each with None in place of the other's arrays.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8.linen
@@ -45,7 +45,7 @@ def partition(params: Any) -> tuple[Any, Any]:
 
 
 def combine(floats: Any, held: Any) -> Any:
-    """Merges the two trees that `partition` made.
+    """Merges the two trees of `partition`.
 
     Args:
       floats, held: the two trees, the first perhaps changed since.

@@ -9,29 +9,29 @@ import flax.linen as nn
 import jax
 
 from jaxfp8._value import prepared
-from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes, change
 from jaxfp8.linen._apply import applied, check_call
-from jaxfp8.linen._changes import names_of, noted, row
+from jaxfp8.linen._changes import names_of, noted
 from jaxfp8.linen._kernel import PARAMS, Weight
 
 
 def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Changes]:
     """Prepares the 8-bit weights of a model for the kernels of the device.
 
-    Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. The model is traced,
-    since only a layer knows which axis of its weight it sums over, and not run. On a GPU only
-    layers change whose recipe holds activations in 8 bits. Restore a checkpoint before you prepare.
+    Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. The model is traced
+    and not run, since only a layer knows the contracted axis of its weight. On a GPU only layers
+    with activations in 8 bits change. Restore a checkpoint before you prepare.
 
     Args:
-      model: a module that holds layers of `jaxfp8.linen`.
+      model: a module with layers of `jaxfp8.linen`.
       variables: its variables, in 8 bits.
-      *args, **kwargs: what `model.apply` takes.
+      *args, **kwargs: arguments of `model.apply`.
 
     Returns:
-      The variables, with a `PreparedArray` for each weight that can be prepared: the product sums
-      over one axis, size and tiles are as `jaxfp8.prepare` needs them, and there is no metadata
-      of sharding. Embeddings are not prepared. And what was done to each 8-bit weight, or why
-      nothing was done.
+      The variables, with a `PreparedArray` for each suitable weight: the product sums over one
+      axis, size and tiles are as `jaxfp8.prepare` needs them, and there is no metadata of sharding.
+      Embeddings are not prepared. And a row for each 8-bit weight: the change, or the reason
+      against it.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8.linen
@@ -48,23 +48,23 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tupl
         )
     rows: list[Change] = []
 
-    def converted(path: Any, value: Any) -> Any:
-        names = names_of(path)
+    def converted(key: Any, value: Any) -> Any:
+        names = names_of(key)
         weight = notes.weights.get(names)
         if weight is None or not prepared.is_held(value):
             return value
         reason = _why_not(weight, value)
         axis = weight.contracting[0] - len(weight.shape)
         after = value if reason else prepared.prepare(value, axis)
-        kind, recipe = notes.kind(names), weight.recipe.name
-        made = row(names[:-1], kind, value, after, recipe=recipe, reason=reason)
+        path, recipe = "/".join(names[:-1]), weight.recipe.name
+        made = change(path, notes.kind(names), value, after, recipe=recipe, reason=reason)
         rows.append(made if reason else dataclasses.replace(made, after="prepared"))
         return after
 
     params = jax.tree_util.tree_map_with_path(
         converted, variables[PARAMS], is_leaf=prepared.is_held
     )
-    return {**variables, PARAMS: params}, Changes(rows=tuple(rows))
+    return {**variables, PARAMS: params}, Changes.of(rows)
 
 
 def _why_not(weight: Weight, value: Any) -> str:

@@ -20,27 +20,27 @@ _OPERATION = "jaxfp8.linen.quantize"
 
 
 def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Changes]:
-    """Makes the variables of `model`, which has 8-bit layers, from those of its float twin.
+    """Makes the variables of a model with 8-bit layers from those of its float twin.
 
     A layer of `jaxfp8.linen` has the name and the parameters of its Flax counterpart, so the
     variables of a float model fit once their weights are quantised. The model is traced, since only
-    a layer knows which axes of its weight it sums over. A static recipe calibrates its scales on
+    a layer knows the contracted axes of its weight. A static recipe calibrates its scales on
     `args`; call again with other inputs to calibrate on these as well. Metadata of sharding is
-    kept, and a scale gets that of its weight.
+    kept, and a scale shares it with its weight.
 
     Args:
-      model: a module that holds layers of `jaxfp8.linen`.
+      model: a module with layers of `jaxfp8.linen`.
       variables: variables of the same model with layers of Flax; 8-bit weights stay as they are,
-        and those that a checkpoint gave back as dictionaries become `QArray`s again.
+        and dictionaries of a restored checkpoint become `QArray`s again.
       *args, **kwargs: arguments of `model.apply`: inputs like those in use, `rngs`. The forward
         pass may change or make caches and statistics, but these changes are dropped.
 
     Returns:
-      The variables in 8 bits, structured as `variables`, their other collections unchanged; and
-      what was done to each weight, or why it stays wide. Print the latter.
+      The variables in 8 bits, structured as `variables`, their other collections unchanged; and a
+      row for each weight, with the reason if it stays wide. Print the latter.
 
     Raises:
-      TypeError: `model` is no module of linen; a recipe is given, which belongs to the layers.
+      TypeError: `model` is no module of linen; a recipe is given, though the layers have theirs.
       ValueError: the parameters are not those of `model`, or it has no 8-bit layer; a tile does not
         divide the shards of a weight.
 
@@ -74,7 +74,7 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tup
 
 
 def _check_shards(quantized: Any, variables: Any) -> None:
-    """Refuses tiles that the shards of a float weight cut."""
+    """Refuses tiles cut by the shards of a float weight."""
     floats = dict(parameters(variables))
     for path, q in parameters(quantized):
         value = floats.get(path)

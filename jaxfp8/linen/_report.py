@@ -12,22 +12,22 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from jaxfp8._ops import einsum
-from jaxfp8._ops.dimensions import normalise
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.accuracy_comparison import (
     check_alone,
     check_reference,
+    check_some,
     compared,
+    recording,
     rounds_activations,
 )
-from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, operands
+from jaxfp8._recipes.accuracy_recorder import Call, Recorder
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._recipes.selection import Selection, Where, tell, unmatched_rules
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
-from jaxfp8._value.progress import progress
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.linen import _layers
 from jaxfp8.linen._apply import applied, check_call
@@ -45,7 +45,7 @@ _FLAX = {ours: theirs for theirs, ours in _OURS.items()}
 _METHODS = ("__call__", "attend")
 # Beside an 8-bit parameter, the name of the float one. So `nn.scan` slices both.
 _IN_FLOATS = "{} in floats"
-# What layers return: the floats, the floats after dequantising weights, the 8-bit layer's output.
+# Outputs of layers: the floats, the floats after dequantising weights, the 8-bit layer's output.
 _EXACT, _WIDE, _NARROW = "exact", "wide", "narrow"
 
 
@@ -60,31 +60,31 @@ def report(
 ) -> AccuracyReport:
     """Measures the error of each layer of a model in 8 bits, and of its outputs, on a sample.
 
-    Each layer gets the input that it has in the float model and is computed in floats and in 8
-    bits. So its error is its own, without that of the layers before it. It measures:
+    Each layer gets its input of the float model and is computed in floats and in 8 bits. So its
+    error is its own, without errors of the layers before it. It measures:
 
-    - a model of Flax's layers with a `recipe`: the errors that the recipe would cause.
-    - a model of `jaxfp8.linen`'s layers with the float variables that it was made from: the errors
-      that it has. These are `variables`, or `reference` beside 8-bit `variables`.
+    - a model of Flax's layers with a `recipe`: the errors of that recipe.
+    - a model of `jaxfp8.linen`'s layers with its former float variables: its errors. These are
+      `variables`, or `reference` beside 8-bit `variables`.
     - such a model with 8-bit variables alone: the errors from rounding activations, against the
       dequantised weights. The rounding of weights is not in them, as the float ones are unknown.
     - a model in FP8 training with all its variables: the errors of its forward products. With a
-      `recipe`: the errors that the recipe would cause. Both are relative to the float model.
+      `recipe`: the errors of that recipe. Both are relative to the float model.
 
-    The error of the outputs is the whole one. Its parts follow where a layer rounds both operands.
+    The error of the outputs is the whole one. Its parts follow if a layer rounds both operands.
     A terminal shows a bar meanwhile.
 
     Args:
       model: the model.
-      variables: its variables; not changed, also where a forward pass changes some.
-      *args, **kwargs: the sample: what `model.apply` is called with.
+      variables: its variables; not changed, even if a forward pass changes some.
+      *args, **kwargs: the sample: arguments of `model.apply`.
       recipe: as for `jaxfp8.nnx.quantize`, paths being those of modules.
-      reference: the float variables that the 8-bit `variables` were made from.
-      where: which layers: a regular expression that is searched in the path, a collection of
-        paths, or a function of path and module. By default all. The others stay in floats.
+      reference: the float variables before they became the 8-bit `variables`.
+      where: which layers: a regular expression to search in the path, a collection of paths, or a
+        function of path and module. By default all. The others stay in floats.
 
     Returns:
-      The report: layers worst first, and which to keep wide.
+      The report: layers worst first, and the ones to keep wide.
 
     Warns:
       UserWarning: 8-bit variables are measured without their `reference`.
@@ -99,8 +99,8 @@ def report(
       >>> import flax.linen as nn, jax, jax.numpy as jnp, jaxfp8, jaxfp8.linen
       >>> model, x = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(8)]), jnp.ones((2, 64))
       >>> variables = model.init(jax.random.key(0), x)
-      >>> found = jaxfp8.linen.report(model, variables, x, recipe=jaxfp8.INT8_DYNAMIC)
-      >>> sorted(row.path for row in found.rows)
+      >>> report = jaxfp8.linen.report(model, variables, x, recipe=jaxfp8.INT8_DYNAMIC)
+      >>> sorted(row.path for row in report.rows)
       ['layers_0', 'layers_2']
     """
     check_call(_OPERATION, model, variables, kwargs)
@@ -108,12 +108,14 @@ def report(
     rules = as_rules(recipe, _OPERATION) if recipe is not None else ()
     selects = Selection(_OPERATION, "where", where)
     given = variables if reference is None else _beside(variables, reference)
-    with progress("measuring layers", _layers_in(variables[PARAMS])) as done:
-        watch = _Watch(rules, selects, Recorder(lambda path: done(1, path)))
+    with recording(_layers_in(variables[PARAMS])) as recorder:
+        watch = _Watch(rules, selects, recorder)
         exact = watch.run(_EXACT, model, given, args, kwargs)
     selects.tell()
     tell(*unmatched_rules(_OPERATION, rules, watch.paths))
-    _check(watch, selects)
+    check_some(_OPERATION, watch.paths)
+    if watch.unknown:
+        check_alone(_OPERATION, "variables", watch.rounds)
 
     def run(what: str) -> Any:
         return watch.run(what, model, variables, args, kwargs)
@@ -121,16 +123,6 @@ def report(
     wide = None if watch.trains else lambda: run(_WIDE)
     is_whole = not watch.unknown
     return compared(_OPERATION, watch.recorder, exact, run(_NARROW), wide, is_whole=is_whole)
-
-
-def _check(watch: _Watch, selects: Selection) -> None:
-    """Refuses a model of which nothing was measured."""
-    if not watch.paths:
-        got, needs = "has no layer to compare", "8-bit layers, FP8 training or a recipe is needed"
-        remedy = "give the `recipe` that you think of"
-        raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
-    if watch.unknown:
-        check_alone(_OPERATION, "variables", watch.rounds)
 
 
 def _layers_in(params: Any) -> int:
@@ -142,7 +134,7 @@ def _layers_in(params: Any) -> int:
 
 
 def _beside(variables: Any, reference: Any) -> Any:
-    """The float variables, with each 8-bit parameter, and what floats lack, beside them."""
+    """The float variables, and beside them each 8-bit parameter, and missing floats."""
     if not isinstance(reference, Mapping) or PARAMS not in reference:
         got, needs = f"is of type {type(reference).__name__}", f"it has no collection {PARAMS!r}"
         remedy = "give all float variables, as `model.init` makes them"
@@ -166,21 +158,21 @@ def _merged(own: Any, floats: Any, path: str) -> dict[str, Any]:
 
 
 def _check_floats(path: str, held: Any, floats: Any) -> None:
-    """Refuses a reference that has not the floats of an 8-bit parameter."""
+    """Refuses a reference without the floats of an 8-bit parameter."""
     value, shape = meta.unbox(floats), tuple(meta.unbox(held).shape)
     if value is None or is_held(value) or getattr(value, "shape", None) != shape:
-        found = "nothing" if value is None else value if is_held(value) else f"{value.shape}"
-        got, needs = f"has {found} at `{path}`", f"floats of {shape} are needed"
+        has = "nothing" if value is None else value if is_held(value) else f"{value.shape}"
+        got, needs = f"has {has} at `{path}`", f"floats of {shape} are needed"
         remedy = "give the variables that the 8-bit ones were made from"
         raise ValueError(message(_OPERATION, "`reference`", got, needs, remedy))
 
 
 class _Watch:
-    """An interceptor of calls, which computes each chosen layer in floats and in 8 bits.
+    """An interceptor of calls: it computes each chosen layer in floats and in 8 bits.
 
     Attributes:
-      recorder: what was measured.
-      paths: of the layers that could be compared.
+      recorder: the measurements.
+      paths: of the compared layers.
       unknown: whether the float weights of a layer were unknown.
       rounds: whether a layer rounds more than its weight.
       trains: whether a layer trains in FP8, with no recipe for it.
@@ -194,10 +186,10 @@ class _Watch:
         self.what = _EXACT
 
     def run(self, what: str, model: nn.Module, variables: Any, args: Any, kwargs: Any) -> Any:
-        """Applies the model with layers that return `what`; if it is the floats, measures them."""
+        """Applies the model, its layers' output being `what`; measures them if it is the floats."""
         self.what = what
         with nn.intercept_methods(self._intercept):
-            # Parameters may change, so that 8-bit layers quantise float ones.
+            # Parameters may change: 8-bit layers quantise float ones.
             return applied(model, variables, args, kwargs)[0]
 
     def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -219,7 +211,7 @@ class _Watch:
             self.is_inside = False
 
     def _compare(self, path: str, compared: _Call, call: Any) -> Any:
-        """What a layer returns; measures it if that is the floats."""
+        """The output of a layer; measures it if that is the floats."""
         if compared.recipe is None:
             return compared.floats(compared.wide)
         if isinstance(compared.recipe, Recipe):
@@ -234,8 +226,7 @@ class _Watch:
         self.rounds |= rounds_activations(compared.recipe)
         self.unknown |= compared.unknown
         y = compared.floats(compared.wide)
-        known = compared.operands(held)
-        return self.recorder.layer_of(compared.named(path), exact=y, got=y8, **known)
+        return self.recorder.layer_of(compared.measured(path, held), exact=y, got=y8)
 
     def _recipe(self, path: str, module: nn.Module) -> Recipe | TrainingRecipe | None:
         if type(module) in _FLAX:
@@ -253,8 +244,8 @@ class _Call:
     """One call of a layer, and its parameters.
 
     Attributes:
-      own: the parameters that it has, in 8 bits or not.
-      wide: the float ones; dequantised where they are unknown.
+      own: its parameters, in 8 bits or not.
+      wide: the float ones; dequantised if they are unknown.
       unknown: whether one is.
     """
 
@@ -290,31 +281,23 @@ class _Call:
         y, changed = applied(ours, {PARAMS: self.own}, self.args, kwargs)
         return changed[PARAMS], y
 
-    def named(self, path: str) -> Layer:
-        """The name of its row."""
-        recipe = self.recipe
-        return Layer(
+    def measured(self, path: str, held: Any) -> Call:
+        """The call for its row; `held` are the parameters of the 8-bit layer."""
+        assert self.recipe is not None
+        name, x = "embedding" if "embedding" in self.own else "kernel", jnp.asarray(self.args[0])
+        wide, is_lookup = self.wide[name], name == "embedding" and self.method == "__call__"
+        return Call(
             path=path,
             kind=type(self.module).__name__,
-            recipe=recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__,
-            shape=tuple(self.wide[self._name].shape),
+            recipe=self.recipe,
+            wide=wide,
+            held=held[name],
+            is_known=not self.unknown,
+            x=x,
+            numbers=None if is_lookup else _numbers(self.module, x, wide.shape),
+            scale=held.get(INPUT_SCALE),
+            state=(scaling_of(self.module, "input"), scaling_of(self.module, "kernel")),
         )
-
-    @property
-    def _name(self) -> str:
-        return "embedding" if "embedding" in self.own else "kernel"
-
-    def operands(self, held: Any) -> dict[str, Any]:
-        """The operands in floats, and as the product takes them."""
-        name, x = self._name, jnp.asarray(self.args[0])
-        wide = None if self.unknown else self.wide[name]
-        if name == "embedding" and self.method == "__call__":
-            return {"weight": None if wide is None else (wide, held[name])}
-        assert self.recipe is not None
-        numbers = _numbers(self.module, x, self.wide[name].shape)
-        old = scaling_of(self.module, "input"), scaling_of(self.module, "kernel")
-        scale = held.get(INPUT_SCALE)
-        return operands(self.recipe, numbers, x, wide, held[name], scale=scale, state=old)
 
 
 def _widened(value: Any) -> Any:
@@ -328,7 +311,7 @@ def _as_flax(module: nn.Module) -> nn.Module:
 
 
 def _like(module: nn.Module, kind: type[nn.Module], **fields: Any) -> nn.Module:
-    """A module of another class with the fields that both have."""
+    """A module of another class with the fields of both."""
     names = {f.name for f in dataclasses.fields(kind) if f.init} - {"parent", "name", *fields}
     shared = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return kind(**shared, **fields, parent=None)
@@ -341,8 +324,7 @@ def _numbers(module: Any, x: jax.Array, kernel: Shape) -> DimensionNumbers:
         first = len(batch)
         return (axes, tuple(range(first, first + len(axes)))), (batch, tuple(range(first)))
     if isinstance(module, nn.Einsum | _layers.Einsum) and module.einsum_str:
-        parsed = einsum.parse(_OPERATION, module.einsum_str, x.ndim, len(kernel))
-        return normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
+        return einsum.parse(_OPERATION, module.einsum_str, x.shape, kernel).numbers
     axis = 1 if isinstance(module, nn.Embed | _layers.Embed) else 0
     return ((x.ndim - 1,), (axis,)), ((), ())
 

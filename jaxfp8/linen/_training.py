@@ -17,7 +17,6 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT, Fp8DotGeneralBase, fp32_
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops import einsum
-from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
 from jaxfp8._recipes.training import fp8_dot_general
@@ -30,13 +29,13 @@ class _Fp8(nn.Module):
     """Holds the state of delayed scaling in Flax's six variables.
 
     Attributes:
-      recipe: `DelayedScaling` or `CurrentScaling`, which has no variables.
+      recipe: `DelayedScaling`, or `CurrentScaling` without variables.
     """
 
     recipe: TrainingRecipe = DelayedScaling()
 
     def setup(self) -> None:
-        """Makes the variables, or finds those that were given."""
+        """Makes the variables, or finds the given ones."""
         remedy = "recipes of inference go with the layers of `jaxfp8.linen`"
         check_training_recipe(self._operation, self.recipe, remedy)
         self.state = self._variables() if isinstance(self.recipe, DelayedScaling) else None
@@ -96,11 +95,11 @@ class _Fp8(nn.Module):
 
 
 class Fp8DirectDotGeneralOp(_Fp8):
-    """FP8 training for any layer of Flax that takes a `dot_general_cls`.
+    """FP8 training for any layer of Flax with an argument `dot_general_cls`.
 
     A drop-in for `flax.linen.Fp8DirectDotGeneralOp`: forward and both backward products run on
     8-bit operands. With `DelayedScaling` the state lives in the collection
-    `_overwrite_with_gradient`, where a gradient is the next value, as `TrainState` knows.
+    `_overwrite_with_gradient`: a gradient is the next value there, as `TrainState` knows.
 
     Attributes:
       recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`.
@@ -167,13 +166,12 @@ class Fp8Einsum(_Fp8):
         rhs = jnp.asarray(rhs)
         lhs = jnp.asarray(lhs, rhs.dtype)
         dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
-        parsed = einsum.parse(self._operation, eqn, lhs.ndim, rhs.ndim)
-        numbers = normalise(self._operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
-        return self._dot(lhs, rhs, numbers, dtype).transpose(parsed.order)
+        parsed = einsum.parse(self._operation, eqn, lhs.shape, rhs.shape)
+        return self._dot(lhs, rhs, parsed.numbers, dtype).transpose(parsed.order)
 
 
 def training_recipe(layer: nn.Module) -> TrainingRecipe | None:
-    """The recipe of a layer that trains in FP8, with our classes or Flax's; None for others."""
+    """The recipe of a layer in FP8 training, with our classes or Flax's; None for others."""
     given: Any = getattr(layer, "dot_general_cls", None)
     cls = given.func if isinstance(given, functools.partial) else given
     if not isinstance(cls, type) or not issubclass(cls, (_Fp8, Fp8DotGeneralBase)):
@@ -191,10 +189,10 @@ def scaling_of(layer: nn.Module, tensor: str) -> Scaling | None:
 
 
 def split_state(variables: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits variables into those that an optimiser changes, and the states of delayed scaling.
+    """Splits variables into those for an optimiser, and the states of delayed scaling.
 
-    The gradient of a state is the next state, so it overwrites the state. An optimiser that treats
-    it as a derivative makes the state meaningless. This splits variables and gradients alike;
+    The gradient of a state is the next state, so it overwrites the state. An optimiser would treat
+    it as a derivative, and make the state meaningless. This splits variables and gradients alike;
     `{**rest, **state}` are the variables again. `TrainState` of Flax does the same by itself.
 
     Args:
@@ -220,7 +218,7 @@ def split_state(variables: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _check_states(tree: Any, path: str) -> None:
-    """Refuses states in nested dictionaries that no step of training has written."""
+    """Refuses states in nested dictionaries not written by a step of training."""
     for name in tree:
         if isinstance(tree[name], Mapping):
             _check_states(tree[name], f"{path}[{name!r}]")
@@ -231,11 +229,11 @@ def _check_states(tree: Any, path: str) -> None:
 
 
 def shared_scaling(variables: Any) -> Any:
-    """Variables whose scaling states add by maximum, for a state that several products share.
+    """Variables with scaling states that add by maximum, for a state of several products.
 
-    Where a layer is called twice, or a scan over layers shares a state, JAX adds the gradients of
-    that state. A gradient of a state is its next value, and the right next value is the largest.
-    Call this inside the function that is differentiated, on the variables it is given.
+    If a layer is called twice, or a scan over layers shares a state, JAX adds the gradients of the
+    state. A gradient of a state is its next value, and the right next value is the largest. Call
+    this inside the differentiated function, on its argument.
 
     Args:
       variables: variables of a model, with a collection `_overwrite_with_gradient`.

@@ -7,7 +7,7 @@ from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral, LoRALinear
 from jaxfp8.nnx._load import load
 from jaxfp8.nnx._prepare import prepare, unprepare
-from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
+from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum
 from jaxfp8.nnx._quantize import dequantize, quantize
 from jaxfp8.nnx._report import report
 from jaxfp8.nnx._training import fp8_training
@@ -23,7 +23,6 @@ __all__ = [
     "LinearGeneral",
     "LoRALinear",
     "QParam",
-    "ScalingStat",
     "dequantize",
     "fp8_training",
     "load",

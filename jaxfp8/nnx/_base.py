@@ -38,6 +38,13 @@ from jaxfp8.nnx._variables import (
 class EightBitLayer(nnx.Module):
     """An nnx layer with a weight in 8 bits.
 
+    Args:
+      *arguments, **settings: those of the layer of Flax.
+      recipe: how its weight and input are held.
+      layer: such a layer, in place of its arguments.
+      path: its place in its model.
+      scale: of the input, for a static recipe.
+
     Attributes:
       recipe: how weight and input are held.
       path: the path of the layer in its model, the name of its scope; "" if unknown.
@@ -57,7 +64,19 @@ class EightBitLayer(nnx.Module):
     FLOAT: ClassVar[Any]
     WEIGHT: ClassVar[str] = "kernel"
 
-    def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any = None) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        recipe: Recipe = FP8_W8A16,
+        layer: nnx.Module | None = None,
+        path: str = "",
+        scale: Any = None,
+        **settings: Any,
+    ) -> None:
+        made = self.FLOAT(*arguments, **settings) if layer is None else layer
+        self._adopt(made, recipe, path, scale)
+
+    def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any) -> None:
         """Takes over the settings and the bias of a float layer, and its weight in 8 bits."""
         product = training_product(layer)
         for name, value in vars(layer).items():
@@ -67,7 +86,7 @@ class EightBitLayer(nnx.Module):
                 )
         self.recipe, self.path = recipe, path
         weight = getattr(layer, self.WEIGHT)
-        # What the layer computes in: its parameters may have been cast since it was made.
+        # The dtype of the computation: parameters may have been cast since the layer was made.
         own = [p.get_value().dtype for p in (weight, getattr(layer, "bias", None)) if p is not None]
         with jax.numpy_dtype_promotion("standard"):
             self.param_dtype = jnp.result_type(*own)
@@ -153,10 +172,10 @@ class EightBitLayer(nnx.Module):
 
     @classmethod
     def axes_of(cls, layer: Any, rank: int) -> tuple[Shape, Shape]:
-        """Contracted and batch axes of a weight of a rank, whose first axes are stacked layers.
+        """Contracted and batch axes of a weight of a rank; stacked layers have the first axes.
 
         Args:
-          layer: one of this class or of the one of Flax that it is the twin of.
+          layer: one of this class or of its class of Flax.
           rank: number of axes of its weight.
         """
         contracting, batch = cls._weight_axes(layer)
@@ -183,11 +202,9 @@ class EightBitLayer(nnx.Module):
             got, needs = f"is of type {type(layer).__name__}", f"a {cls.FLOAT.__name__} is needed"
             remedy = "use the class of `jaxfp8.nnx` that has the name of the layer's"
             raise TypeError(message(f"jaxfp8.nnx.{cls.__name__}.of", "`layer`", got, needs, remedy))
-        arguments = [getattr(layer, name) for name in cls._POSITIONAL]
-        make: Any = cls
-        return make(*arguments, recipe=recipe, layer=layer, path=path, scale=scale)
+        return cls(recipe=recipe, layer=layer, path=path, scale=scale)
 
-    # Attributes that the layer of Flax is constructed with.
+    # Arguments of the layer of Flax.
     _POSITIONAL: ClassVar[tuple[str, ...]]
     _KEYWORDS: ClassVar[tuple[str, ...]] = ()
 
@@ -212,11 +229,11 @@ class EightBitLayer(nnx.Module):
 
     @staticmethod
     def shape_of(layer: Any) -> Shape:
-        """Shape of the weight of a layer that is not stacked."""
+        """Shape of the weight of an unstacked layer."""
         raise NotImplementedError
 
     def cast(self, x: ArrayLike) -> jax.Array:
-        """An input in the dtype of the computation: `dtype`, or what it promotes to."""
+        """An input in the dtype of the computation: `dtype`, or the promoted one."""
         x = jnp.asarray(x)
         if self.dtype is not None:
             return x.astype(self.dtype)
@@ -250,10 +267,9 @@ class EightBitLayer(nnx.Module):
 
     def _check_sizes(self, x: jax.Array, axes: Sequence[int], sizes: Sequence[int]) -> None:
         """Refuses an input of another feature size."""
-        if max([-a if a < 0 else a + 1 for a in axes], default=0) <= x.ndim:
-            found = tuple(x.shape[axis] for axis in axes)
-            if found == tuple(sizes):
-                return
+        in_range = max([-a if a < 0 else a + 1 for a in axes], default=0) <= x.ndim
+        if in_range and tuple(x.shape[axis] for axis in axes) == tuple(sizes):
+            return
         got, needs = f"has shape {x.shape}", f"size {_list(sizes)} on axis {_list(axes)} is needed"
         remedy = "apply the layer to what it was made for"
         raise ValueError(message(self._operation(), "the input", got, needs, remedy))

@@ -1,4 +1,4 @@
-"""Runs a model on a sample: for scales of activations, and to see who reads float weights."""
+"""Runs a model on a sample: for scales of inputs, and to see other readers of float weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxfp8.nnx._observe import note_other_uses, run_watched
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What a model did with a sample.
+    """Observations of a model's run on a sample.
 
     Attributes:
       scales: for each layer with a static recipe, by path, the largest scale its inputs need.
-      read: paths of layers whose weight was read or written outside the layer's own call.
+      read: paths of layers with a weight read or written outside the layer's own call.
     """
 
     scales: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -48,7 +48,7 @@ def observed(
     """Calls a copy of a model with a sample and observes its layers."""
     scales: dict[str, np.ndarray] = {}
     read: set[str] = set()
-    sharing: dict[int, list[str]] = {}  # by id of a weight the layers that have it
+    sharing: dict[int, list[str]] = {}  # by id of a weight its layers
 
     def note(path: str, scale: np.ndarray) -> None:
         scales[path] = np.maximum(scales.get(path, 0), scale)
@@ -62,14 +62,15 @@ def observed(
         jax.debug.callback(lambda scale: note(path, np.asarray(scale)), scale)
 
     def chosen(path: str, module: nnx.Module) -> bool:
-        found = type(module) in TWINS and choose(rules, path) is not None and selects(path, module)
-        if found:
+        is_chosen = type(module) in TWINS and choose(rules, path) is not None
+        is_chosen = is_chosen and selects(path, module)
+        if is_chosen:
             weight = getattr(module, TWINS[type(module)].WEIGHT)
             paths = sharing.setdefault(id(weight), [])
             paths.append(path)
             if len(paths) == 1:
                 note_other_uses(weight, lambda: read.update(paths))
-        return found
+        return is_chosen
 
     run_watched(model, chosen, watch, args, kwargs)
     jax.effects_barrier()

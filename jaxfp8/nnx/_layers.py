@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -11,9 +11,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from jaxfp8._ops import einsum
-from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.embedding import lookup
-from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._value import compat
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
@@ -26,7 +24,7 @@ class Linear(EightBitLayer):
       in_features, out_features: sizes of the last axis of input and output.
       recipe: how kernel and input are held.
       use_bias: whether a bias is added.
-      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of the bias, and of the kernel before it is quantised.
       **settings: those of `flax.nnx.Linear`: `precision`, initialisers, metadata, `rngs`.
 
@@ -44,25 +42,12 @@ class Linear(EightBitLayer):
     FLOAT = nnx.Linear
     _POSITIONAL = ("in_features", "out_features")
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        recipe: Recipe = FP8_W8A16,
-        layer: nnx.Linear | None = None,
-        path: str = "",
-        scale: Any = None,
-        **settings: Any,
-    ) -> None:
-        self._adopt(layer or nnx.Linear(in_features, out_features, **settings), recipe, path, scale)
-
     def _weight_axes(self) -> tuple[Shape, Shape]:
         return (0,), ()
 
     @staticmethod
     def shape_of(layer: Any) -> Shape:
-        """Shape of the weight of a layer that is not stacked."""
+        """Shape of the weight of an unstacked layer."""
         return layer.in_features, layer.out_features
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
@@ -81,7 +66,7 @@ class Linear(EightBitLayer):
 class LoRALinear(Linear):
     """`flax.nnx.LoRALinear` with its base in 8 bits: `y = q(x) @ q(kernel) + bias + x @ a @ b`.
 
-    The adapter `lora` stays in floats: it is what is trained (QLoRA, arXiv:2305.14314).
+    The adapter `lora` stays in floats: it alone is trained (QLoRA, arXiv:2305.14314).
 
     Args:
       in_features, out_features: sizes of the last axis of input and output.
@@ -102,21 +87,6 @@ class LoRALinear(Linear):
     FLOAT: ClassVar[Any] = nnx.LoRALinear
     _KEYWORDS = ("lora_rank",)
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        lora_rank: int = 0,
-        recipe: Recipe = FP8_W8A16,
-        layer: nnx.LoRALinear | None = None,
-        path: str = "",
-        scale: Any = None,
-        **settings: Any,
-    ) -> None:
-        made = layer or nnx.LoRALinear(in_features, out_features, lora_rank=lora_rank, **settings)
-        self._adopt(made, recipe, path, scale)
-
     @property
     def lora_rank(self) -> int:
         """Size of the axis between the two matrices of the adapter."""
@@ -131,8 +101,8 @@ class LinearGeneral(EightBitLayer):
     """`flax.nnx.LinearGeneral` with its weight in 8 bits: `y = q(x) . q(kernel) + bias`.
 
     Args:
-      in_features, out_features: sizes or shapes of what is summed over and of the output.
-      axis: axes of the input that are summed over.
+      in_features, out_features: sizes or shapes of the contracted axes and of the output.
+      axis: contracted axes of the input.
       recipe: how kernel and input are held.
       **settings: those of `flax.nnx.LinearGeneral`.
 
@@ -153,27 +123,13 @@ class LinearGeneral(EightBitLayer):
     _POSITIONAL = ("in_features", "out_features")
     _KEYWORDS = ("axis",)
 
-    def __init__(
-        self,
-        in_features: int | Sequence[int],
-        out_features: int | Sequence[int],
-        *,
-        recipe: Recipe = FP8_W8A16,
-        layer: nnx.LinearGeneral | None = None,
-        path: str = "",
-        scale: Any = None,
-        **settings: Any,
-    ) -> None:
-        made = layer or nnx.LinearGeneral(in_features, out_features, **settings)
-        self._adopt(made, recipe, path, scale)
-
     def _weight_axes(self) -> tuple[Shape, Shape]:
         batch = len(self.batch_axis)
         return tuple(range(batch, batch + len(self.in_features))), tuple(range(batch))
 
     @staticmethod
     def shape_of(layer: Any) -> Shape:
-        """Shape of the weight of a layer that is not stacked."""
+        """Shape of the weight of an unstacked layer."""
         return (*layer.batch_axis.values(), *layer.in_features, *layer.out_features)
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
@@ -185,7 +141,7 @@ class LinearGeneral(EightBitLayer):
         return (axes, contracting), (tuple(sorted(a % x.ndim for a in batch)), own)
 
     def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
-        """Applies the layer to the axes of an input that it names."""
+        """Applies the layer to the named axes of an input."""
         with self._scope():
             x = self.cast(inputs)
             numbers = self.numbers(x)
@@ -223,21 +179,6 @@ class Einsum(EightBitLayer):
     FLOAT = nnx.Einsum
     _POSITIONAL = ("einsum_str", "kernel_shape", "bias_shape")
 
-    def __init__(
-        self,
-        einsum_str: str,
-        kernel_shape: Shape,
-        bias_shape: Shape | None = None,
-        *,
-        recipe: Recipe = FP8_W8A16,
-        layer: nnx.Einsum | None = None,
-        path: str = "",
-        scale: Any = None,
-        **settings: Any,
-    ) -> None:
-        made = layer or nnx.Einsum(einsum_str, kernel_shape, bias_shape, **settings)
-        self._adopt(made, recipe, path, scale)
-
     def _weight_axes(self) -> tuple[Shape, Shape]:
         """Axes of the kernel: contracted if the output lacks them, batch if the input has them."""
         inputs, output = self.einsum_str.replace(" ", "").split("->")
@@ -248,38 +189,28 @@ class Einsum(EightBitLayer):
 
     @staticmethod
     def shape_of(layer: Any) -> Shape:
-        """Shape of the weight of a layer that is not stacked."""
+        """Shape of the weight of an unstacked layer."""
         return tuple(layer.kernel_shape)
 
-    def _parsed(self, x: jax.Array, einsum_str: str | None) -> tuple[DimensionNumbers, Shape]:
+    def _parsed(self, x: jax.Array, einsum_str: str | None) -> einsum.Einsum:
         equation = self.einsum_str if einsum_str is None else einsum_str
-        operation, shape = self._operation(), tuple(self.kernel_shape)
-        parsed = einsum.parse(operation, equation, x.ndim, len(shape))
-        return normalise(operation, parsed.dimension_numbers, (x.shape, shape)), parsed.order
+        return einsum.parse(self._operation(), equation, x.shape, tuple(self.kernel_shape))
 
     def numbers(self, x: jax.Array, einsum_str: str | None = None) -> DimensionNumbers:
         """Dimension numbers of the product with an input."""
-        return self._parsed(x, einsum_str)[0]
+        return self._parsed(x, einsum_str).numbers
 
     def __call__(
         self, inputs: ArrayLike, einsum_str: str | None = None, out_sharding: Any = None
     ) -> jax.Array:
-        """Applies the layer; an equation given here counts before that of the attribute."""
+        """Applies the layer; an equation given here counts before the attribute."""
         with self._scope():
             x = self.cast(inputs)
-            numbers, order = self._parsed(x, einsum_str)
-            bias = None if self.bias is None else self._bias(x, numbers, order)
-            y = self._product(x, numbers, bias, compat.reordered(out_sharding, order))
-            return compat.sharded(y.transpose(order), out_sharding)
-
-    def _bias(self, x: jax.Array, numbers: DimensionNumbers, order: Shape) -> jax.Array:
-        """The bias, whose axes are those of the kernel in the output, laid along the product's."""
-        (x_axes, axes), (x_batch, batch) = numbers
-        shape = tuple(self.kernel_shape)
-        free = [shape[a] for a in range(len(shape)) if a not in {*axes, *batch}]
-        sizes = [shape[a] for a in batch] + [1] * (x.ndim - len(x_axes) - len(x_batch)) + free
-        aligned = self.bias[...].reshape([sizes[axis] for axis in order])
-        return aligned.transpose([order.index(axis) for axis in range(len(order))])
+            parsed = self._parsed(x, einsum_str)
+            bias = None if self.bias is None else parsed.along_dot(self.bias[...])
+            asked = compat.reordered(out_sharding, parsed.order)
+            y = self._product(x, parsed.numbers, bias, asked)
+            return compat.sharded(y.transpose(parsed.order), out_sharding)
 
 
 class Embed(EightBitLayer):
@@ -307,25 +238,12 @@ class Embed(EightBitLayer):
     WEIGHT = "embedding"
     _POSITIONAL = ("num_embeddings", "features")
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        recipe: Recipe = FP8_W8A16,
-        layer: nnx.Embed | None = None,
-        path: str = "",
-        scale: Any = None,
-        **settings: Any,
-    ) -> None:
-        self._adopt(layer or nnx.Embed(num_embeddings, features, **settings), recipe, path, scale)
-
     def _weight_axes(self) -> tuple[Shape, Shape]:
         return (1,), ()
 
     @staticmethod
     def shape_of(layer: Any) -> Shape:
-        """Shape of the weight of a layer that is not stacked."""
+        """Shape of the weight of an unstacked layer."""
         return layer.num_embeddings, layer.features
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:

@@ -12,21 +12,21 @@ from jaxfp8._recipes import placing
 from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._recipes.rules import Rule, choose
 from jaxfp8._recipes.selection import Where, tell, unmatched_rules
-from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes, change
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
 from jaxfp8._value.spec import Shape
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._quantize import check_module, rules_of, why_unfit
+from jaxfp8.nnx._quantize import check_module, rules_of, weight_of, why_unfit
 from jaxfp8.nnx._replace import replace
-from jaxfp8.nnx._variables import QParam, nbytes
+from jaxfp8.nnx._variables import QParam
 from jaxfp8.nnx._walk import variables
 from jaxfp8.nnx._wide import weight_name, wide_parameters
 
 _OPERATION = "jaxfp8.nnx.load"
 _INPUT_SCALE = "input_scale"
-# What a forward pass makes, and no checkpoint holds.
+# Made by a forward pass, and in no checkpoint.
 _STATE = (nnx.RngState, nnx.Cache, nnx.Intermediate)
 
 
@@ -41,42 +41,42 @@ def load(
 ) -> Changes:
     """Puts the tensors of a checkpoint into a model, in place; 8-bit weights as they lie.
 
-    A layer whose weight is in 8 bits becomes the layer of the same name in `jaxfp8.nnx`. Its kernel
+    A layer with a weight in 8 bits becomes the layer of the same name in `jaxfp8.nnx`. Its kernel
     is [N, K] as the checkpoint has it, and read so: no code is moved, widened or copied. Arrays
     keep their dtypes and shardings. Floats of a layer of Flax are transposed to its [K, N].
 
     All is checked before anything is changed, so nothing is half loaded. `tensors` may be an open
-    checkpoint, of which one tensor at a time is then read.
+    checkpoint; then one tensor is read at a time.
 
     Args:
-      model: live, or of shapes as `nnx.eval_shape` makes it, of which only what is loaded is ever
-        allocated.
+      model: live, or of shapes as `nnx.eval_shape` makes it. Only loaded arrays are allocated.
       tensors: arrays and `QArray`s by name, as `jaxfp8.checkpoint.load` or `open` gives them;
         weights of layers with the axes of torch, [N, K].
-      mapping: the name of the tensor for each path in the model, as a function or a mapping, whose
-        missing paths and whose None are named as torch does it: "layers/0/up/kernel" is
+      mapping: the name of the tensor for each path in the model, as a function or a mapping. Its
+        missing paths and its None are named as torch does it: "layers/0/up/kernel" is
         "layers.0.up.weight". Several names fill one parameter. They are stacked along its first
         axis, if each fits one index of it. Else they are the parts of a fused weight, one behind
         the other along N of [N, K]; a scale per tensor becomes one per channel. Of several static
         scales of an input the largest is taken.
       recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
-        default that of a layer which is an 8-bit one already, and `FP8_W8A16` of any other. The
-        tensors say how weights are held. A static recipe takes the tensor "....input_scale" of each
-        layer. Any other recipe leaves it out, and the report says so.
-      ignore: tensors that may be left over: a regular expression that is searched in the name, a
-        collection of names, or a function of name and tensor.
-      keep: parameters that stay as they are, likewise by path.
+        default an 8-bit layer keeps its own, and any other gets `FP8_W8A16`. The tensors say how
+        weights are held. A static recipe takes the tensor "....input_scale" of each layer.
+        Any other recipe leaves it out, and the report says so.
+      ignore: tensors to leave over: a regular expression to search in the name, a collection of
+        names, or a function of name and tensor.
+      keep: parameters to leave as they are, likewise by path.
 
     Returns:
-      What became of each weight, and what stays in floats, with its bytes; print it.
+      A row for each weight, also of those in floats, with its bytes; print it.
 
     Warns:
       FallbackWarning: a rule, `keep` or a path in `mapping` selects nothing.
 
     Raises:
-      ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
+      ValueError: a parameter has no tensor or a tensor no parameter, all listed; shapes
         do not fit; a layer has no 8-bit twin.
-      TypeError: `model` is no module; a tensor in 8 bits is for what is no layer's weight.
+      TypeError: `model` is no module; a tensor in 8 bits is for something else than a layer's
+        weight.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.nnx
@@ -98,7 +98,7 @@ def load(
 
 
 class _Loading:
-    """One load: where parameters are, what fills them, and what has become of them.
+    """One load: the parameters, their tensors, and the rows of the report.
 
     Attributes:
       names: by path of a parameter the names of its tensors.
@@ -114,10 +114,10 @@ class _Loading:
         rules: tuple[Rule, ...],
     ) -> None:
         self.model, self.tensors, self.mapping, self.rules = model, tensors, mapping, rules
-        self.slots = {"/".join(path): _Slot(*found) for path, *found in _slots(model)}
+        self.slots = {"/".join(path): _Slot(*slot) for path, *slot in _slots(model)}
 
     def assign(self, ignore: Where, keep: Where) -> None:
-        """Finds what fills every parameter, and the static scale of every input that has one."""
+        """Finds the tensors of every parameter, and of every static scale of an input."""
         places = {path: slot.variable for path, slot in self.slots.items()}
         for path in self.eight_bit_weights():
             if self.is_static(path):
@@ -125,7 +125,7 @@ class _Loading:
         self.names = placing.assign(_OPERATION, places, self.tensors, self.mapping, ignore, keep)
 
     def eight_bit_weights(self) -> list[str]:
-        """Paths of the weights of layers that 8-bit tensors fill."""
+        """Paths of the weights with 8-bit tensors."""
         return [p for p, slot in self.slots.items() if slot.is_weight and self._is_8_bit(p)]
 
     def eight_bit_layers(self) -> list[str]:
@@ -137,22 +137,22 @@ class _Loading:
         return first in self.tensors and is_held(placing.shape_of(self.tensors, first))
 
     def recipe(self, path: str) -> Recipe:
-        """The recipe of the layer whose weight is at a path."""
+        """The recipe of the layer of a weight."""
         own = getattr(self.slots[path].holder, "recipe", None)
         return choose(self.rules, path.rpartition("/")[0]) or own or FP8_W8A16
 
     def is_static(self, path: str) -> bool:
-        """Whether that recipe needs a scale of the layer's input."""
+        """Whether its recipe needs a scale of the layer's input."""
         how = self.recipe(path).activation
         return how is not None and how.static
 
     def check(self) -> None:
-        """Refuses what does not fit, before anything is read or changed."""
+        """Refuses a wrong shape or dtype, before anything is read or changed."""
         for path, slot in self.slots.items():
             if path in self.names:
                 place, names = slot.place(path), self.names[path]
-                found = placing.check(_OPERATION, place, names, self.tensors)
-                _check_kind(self.model, path, slot, names, found)
+                tensor = placing.check(_OPERATION, place, names, self.tensors)
+                _check_kind(self.model, path, slot, names, tensor)
 
     def run(self) -> Changes:
         """Fills the model."""
@@ -177,15 +177,11 @@ class _Loading:
             rows.append(_row(path, slot.holder, before, layer))
         replace(self.model, lambda _, module: twins.get(id(module), module))
         wide, others = wide_parameters(self.model)
-        return Changes(
-            rows=(*rows, *wide),
-            others=len(others),
-            other_bytes=nbytes(*others),
-            left_scales=tuple(placing.left_scales(self.names, self.tensors)),
-        )
+        left = tuple(placing.left_scales(self.names, self.tensors))
+        return dataclasses.replace(Changes.of((*rows, *wide), others), left_scales=left)
 
     def _eight_bit(self, path: str, layer: Any) -> EightBitLayer:
-        """The 8-bit twin of a layer, which is still to get its weight; or itself, if it is one."""
+        """The 8-bit twin of a layer, still without its weight; an 8-bit layer itself."""
         module, recipe = path.rpartition("/")[0], self.recipe(path)
         names = self.names.get(f"{module}/{_INPUT_SCALE}")
         scale = None if names is None else placing.input_scale(names, self.tensors)
@@ -201,24 +197,24 @@ class _Loading:
 
 
 def _check_kind(
-    model: nnx.Module, path: str, slot: _Slot, names: placing.Names, found: Any
+    model: nnx.Module, path: str, slot: _Slot, names: placing.Names, tensor: Any
 ) -> None:
-    """Refuses 8 bits for a layer that cannot be in 8 bits, and floats for one that is."""
+    """Refuses 8 bits for a layer without an 8-bit twin, and floats for an 8-bit layer."""
     layer = slot.holder
     is_codes = isinstance(layer, EightBitLayer) and slot.is_weight
-    if not is_held(found) and not is_codes:
-        placing.check_dtype(_OPERATION, path, names, found, slot.variable.get_value())
+    if not is_held(tensor) and not is_codes:
+        placing.check_dtype(_OPERATION, path, names, tensor, slot.variable.get_value())
     if isinstance(layer, EightBitLayer):
-        if slot.is_weight and not is_held(found):
-            got, needs = f"is {found.dtype}", f"`{path}` is in 8 bits"
+        if slot.is_weight and not is_held(tensor):
+            got, needs = f"is {tensor.dtype}", f"`{path}` is in 8 bits"
             remedy = "load it into the model of Flax's layers, then `jaxfp8.nnx.quantize` it"
             raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
         return
-    if is_held(found) and layer is model:
+    if is_held(tensor) and layer is model:
         got, needs = f"is itself a {type(layer).__name__}", "its layers are replaced"
         remedy = f"load into a `jaxfp8.nnx.{type(layer).__name__}`"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
-    if is_held(found) and why_unfit(layer):
+    if is_held(tensor) and why_unfit(layer):
         got, needs = f"cannot be in 8 bits: {why_unfit(layer)}", "its tensor is"
         remedy = "give `jaxfp8.dequantize` of the tensor"
         raise ValueError(message(_OPERATION, f"layer of `{path}`", got, needs, remedy))
@@ -226,22 +222,22 @@ def _check_kind(
 
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-    """A variable to fill, and the module that holds it."""
+    """A variable to fill, and its module."""
 
     holder: Any
     variable: Any
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is the weight of a layer that has, or is, an 8-bit twin."""
+        """Whether it is the weight of an 8-bit layer, or of one with an 8-bit twin."""
         if not isinstance(self.holder, (EightBitLayer, *TWINS)):
             return False
         if getattr(self.holder, "einsum_str", "") is None:
-            return False  # which axes it sums over, its calls say
+            return False  # only its calls know the axes of the sum
         return self.variable is getattr(self.holder, weight_name(self.holder))
 
     def place(self, path: str) -> placing.Place:
-        """What a tensor has to fit."""
+        """The place for a tensor."""
         if not self.is_weight:
             return placing.Place(path=path, shape=tuple(self.variable.get_value().shape))
         shape, contracting, batch = _weight_axes(self.holder, self.variable)
@@ -270,20 +266,9 @@ def _slots(model: nnx.Module) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _row(path: str, before: Any, value: Any, after: Any) -> Change:
-    """What became of the weight of a layer."""
-    held = after.held() if isinstance(after, EightBitLayer) else None
-    codes: Any = getattr(after, weight_name(after))
-    arrays = [codes] if held is None else [held.codes, held.scale, held.zero_point]
-    dtype = codes.get_value().dtype
-    in_8_bits = held is not None and held.scale is not None
-    return Change(
-        path=path.rpartition("/")[0],
-        kind=type(before).__name__,
-        shape=tuple(after.weight.shape if in_8_bits else codes.get_value().shape),
-        before=str(value.dtype),
-        after=str(dtype),
-        recipe=after.recipe.name if in_8_bits else "",
-        reason="" if in_8_bits else f"its tensor is {dtype}",
-        bytes_before=value.size * value.dtype.itemsize,
-        bytes_after=nbytes(*arrays),
-    )
+    """The row of the weight of a layer; `value` is the former one."""
+    new, layer = weight_of(after), path.rpartition("/")[0]
+    if is_held(new):
+        made = change(layer, type(before), value, new, recipe=after.recipe.name)
+        return dataclasses.replace(made, shape=tuple(new.shape))
+    return change(layer, type(before), value, new, reason=f"its tensor is {new.dtype}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._replace import modules
 
 # Called after each call of a layer with path, layer, method, positional arguments and output.
 Watch = Callable[[str, Any, str, tuple[Any, ...], Any], None]
@@ -26,7 +26,7 @@ def run_watched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Calls a copy of a model whose chosen layers are watched; the model itself is not changed.
+    """Calls a copy of a model and watches its chosen layers; the model itself is not changed.
 
     A watched layer becomes an instance of a subclass in the same place, with the same variables.
 
@@ -34,23 +34,17 @@ def run_watched(
       model: the model.
       chosen: whether the layer at a path is watched.
       watch: called after each call of a watched layer; while tracing, if the model traces it.
-      args, kwargs: what the model is called with.
+      args, kwargs: for the call.
 
     Returns:
-      What the model returns.
+      The output of the model.
     """
     copy = nnx.clone(model)
-    layers: list[tuple[str, nnx.Module]] = []
-
-    def note(path: str, module: nnx.Module) -> nnx.Module:
-        layers.extend([(path, module)] if chosen(path, module) else [])
-        return module
-
-    replace(copy, note)
-    for path, layer in layers:
+    for path, layer in [item for item in modules(copy) if chosen(*item)]:
         setattr(layer, _PATH, path)
         setattr(layer, _WATCH, watch)
-        _become(layer, _watched(type(layer)))
+        kind: Any = type(layer)
+        _become(layer, _watched(kind))
     return copy(*args, **kwargs)  # type: ignore[operator]
 
 
@@ -60,7 +54,7 @@ def _become(thing: Any, kind: type) -> None:
 
 @functools.cache
 def _watched(kind: type) -> type:
-    """A subclass of a layer that reports its calls."""
+    """A subclass of a layer to report its calls."""
 
     def method(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +107,7 @@ def note_other_uses(variable: nnx.Variable, note: Callable[[], None]) -> None:
 
 @functools.cache
 def _noting(kind: type) -> type:
-    """A subclass of a variable that reports its reads and writes."""
+    """A subclass of a variable to report its reads and writes."""
 
     def method(name: str) -> Callable[..., Any]:
         def use(self: Any, *args: Any, **kwargs: Any) -> Any:

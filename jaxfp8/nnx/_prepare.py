@@ -7,25 +7,25 @@ from collections.abc import Callable
 
 from flax import nnx
 
-from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes, nbytes
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._quantize import check_module, row
-from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._quantize import check_module, row, weight_of
+from jaxfp8.nnx._replace import modules
 
 
 def prepare(model: nnx.Module) -> Changes:
     """Prepares the 8-bit weights of a live model for the kernels of the device, in place.
 
     Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. On a GPU only layers
-    change whose recipe holds activations in 8 bits. The state of the model then has other arrays.
-    A checkpoint should have the old ones, which any machine can read: load before you prepare, and
+    with activations in 8 bits change. The state of the model then has other arrays.
+    A checkpoint should have the old ones, readable on any machine: load before you prepare, and
     `unprepare` before you save.
 
     Args:
       model: changed in place; `unprepare` undoes it, `dequantize` gives floats.
 
     Returns:
-      What was done to each 8-bit layer, or why nothing was done.
+      A row for each 8-bit layer: the change, or the reason against it.
 
     Raises:
       TypeError: `model` is no module.
@@ -48,10 +48,10 @@ def unprepare(model: nnx.Module) -> Changes:
     """Undoes `prepare` in place, bit for bit.
 
     Args:
-      model: changed in place, layer by layer, so that no two copies of the weights are held.
+      model: changed in place, layer by layer: two copies of the weights are never held.
 
     Returns:
-      What was done to each 8-bit layer, or why nothing was done.
+      A row for each 8-bit layer: the change, or the reason against it.
 
     Raises:
       TypeError: `model` is no module.
@@ -81,21 +81,15 @@ def _changed(
     """Changes the 8-bit layers without a reason against it, and makes a row for each layer."""
     rows: list[Change] = []
     chosen: list[tuple[int, EightBitLayer]] = []  # with the number of its row
-
-    def visit(path: str, module: nnx.Module) -> nnx.Module:
+    for path, module in [("", model), *modules(model)]:
         if isinstance(module, EightBitLayer):
             reason = why_not(module)
-            found = row(path, module, module, reason=reason)
+            made = row(path, module, module, reason=reason)
             if after and not reason:
-                found = dataclasses.replace(found, after=after)
+                made = dataclasses.replace(made, after=after)
             chosen.extend([] if reason else [(len(rows), module)])
-            rows.append(found)
-        return module
-
-    visit("", model)
-    replace(model, visit)
+            rows.append(made)
     for number, layer in chosen:
         change(layer)
-        held = row("", layer, layer).bytes_after
-        rows[number] = dataclasses.replace(rows[number], bytes_after=held)
-    return Changes(rows=tuple(rows))
+        rows[number] = dataclasses.replace(rows[number], bytes_after=nbytes(weight_of(layer)))
+    return Changes.of(rows)

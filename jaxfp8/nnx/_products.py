@@ -1,8 +1,8 @@
-"""The products of FP8 training in nnx: modules that go where a layer takes a `dot_general`.
+"""The products of FP8 training in nnx: modules for the argument `dot_general` of layers.
 
-Their scaling state is kept like batch statistics: in variables that the forward pass updates in
-place, and that gradients and optimisers ignore. The forward pass does not see the gradient of the
-output, so that is scaled by its own amax in the backward pass.
+Their scaling state is kept like batch statistics: the forward pass updates its variables in place,
+and gradients and optimisers ignore them. The forward pass does not see the gradient of the output.
+So the backward pass scales it by its own amax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops import einsum
-from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training import dot_and_scalings
@@ -32,7 +31,7 @@ class ScalingStat(nnx.Variable):
 
 
 class Fp8DotGeneral(nnx.Module):
-    """The product of FP8 training, for any layer of nnx that takes a `dot_general`.
+    """The product of FP8 training, for any layer of nnx with an argument `dot_general`.
 
     Forward and both backward products run on 8-bit operands. With `DelayedScaling` the scales of
     input and kernel come from the amax of earlier steps, kept in four variables with Flax's names.
@@ -40,7 +39,7 @@ class Fp8DotGeneral(nnx.Module):
     only gradients leave a backward pass. Each layer needs a module of its own.
 
     Args:
-      recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`, which has no variables.
+      recipe: `jaxfp8.DelayedScaling`, or `jaxfp8.CurrentScaling` without variables.
       path: the path of the layer in its model, the name of its scope.
       stack: leading axes of a stacked layer, as `nnx.vmap` makes it.
 
@@ -167,7 +166,7 @@ _NO_GRADIENT = message(
 
 
 class Fp8Einsum(Fp8DotGeneral):
-    """The same for `flax.nnx.Einsum`, which takes it as `einsum_op`.
+    """The same for the argument `einsum_op` of `flax.nnx.Einsum`.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.nnx
@@ -190,21 +189,20 @@ class Fp8Einsum(Fp8DotGeneral):
         """The einsum of activations `lhs` and weights `rhs`; see `Fp8DotGeneral`."""
         lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
         operation = "jaxfp8.nnx.Fp8Einsum"
-        parsed = einsum.parse(operation, subscripts, lhs.ndim, rhs.ndim)
-        numbers = normalise(operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
+        parsed = einsum.parse(operation, subscripts, lhs.shape, rhs.shape)
         asked = compat.reordered(out_sharding, parsed.order)
-        y = super().__call__(lhs, rhs, numbers, precision, preferred_element_type, asked)
+        y = super().__call__(lhs, rhs, parsed.numbers, precision, preferred_element_type, asked)
         return compat.sharded(y.transpose(parsed.order), out_sharding)
 
 
-# What the layers of Flax multiply with by default.
+# The default products of Flax's layers.
 USUAL: dict[str, Any] = {
     "dot_general": jax.lax.dot_general,
     "dot_general_cls": None,
     "einsum_op": jnp.einsum,
     "promote_dtype": promote_dtype,
 }
-# For each kind of layer, the attribute that holds its product, and the product for FP8 training.
+# By kind of layer, the attribute for its product, and the product of FP8 training.
 SLOTS: dict[type[nnx.Module], tuple[str, type[Fp8DotGeneral]]] = {
     nnx.Linear: ("dot_general", Fp8DotGeneral),
     nnx.LinearGeneral: ("dot_general", Fp8DotGeneral),
@@ -213,10 +211,10 @@ SLOTS: dict[type[nnx.Module], tuple[str, type[Fp8DotGeneral]]] = {
 
 
 def training_product(layer: nnx.Module) -> Fp8DotGeneral | None:
-    """The product of a layer that trains in FP8; None for other layers."""
+    """The product of a layer in FP8 training; None for other layers."""
     slot, _ = SLOTS.get(type(layer), ("", None))
-    found = getattr(layer, slot, None) if slot else None
-    return found if isinstance(found, Fp8DotGeneral) else None
+    product = getattr(layer, slot, None) if slot else None
+    return product if isinstance(product, Fp8DotGeneral) else None
 
 
 def stop_training_in_fp8(layer: nnx.Module) -> None:

@@ -11,15 +11,15 @@ from flax import nnx
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._recipes.selection import Selection, Where, tell, unknown_names, unmatched_rules
-from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes, change
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import Observed, observed, static_activation
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import USUAL, stop_training_in_fp8, training_product
 from jaxfp8.nnx._replace import replace
-from jaxfp8.nnx._variables import nbytes
-from jaxfp8.nnx._wide import read_elsewhere, wide_parameters
+from jaxfp8.nnx._variables import as_qarray
+from jaxfp8.nnx._wide import read_elsewhere, weight_name, wide_parameters
 
 Selects = Callable[[str, nnx.Module], bool]  # of path and module
 _OPERATION = "jaxfp8.nnx.quantize"
@@ -43,17 +43,17 @@ def quantize(
     Args:
       model: changed in place.
       recipe: such as `jaxfp8.FP8_W8A16`; or rules in order of precedence, `jaxfp8.Rule`s or those
-        of qwix. The first that matches the path of a layer counts. Layers without one stay.
-      where: which layers: a regular expression that is searched in the path, a collection of
-        paths, or a function of path and module. By default all.
+        of qwix. The first match of a layer's path counts. Layers without one stay.
+      where: which layers: a regular expression to search in the path, a collection of paths, or a
+        function of path and module. By default all.
       sample: positional arguments for a call of a copy of the model. Static scales come from the
-        inputs that its layers then have. A layer stays as it is if another module reads its
-        weight, such as a wrapper that normalises weights. Without a sample, layers inside
-        `nnx.WeightNorm` and `nnx.SpectralNorm` stay as they are.
+        inputs of its layers then. A layer stays as it is if another module reads its weight, such
+        as a wrapper for normalised weights. Without a sample, layers inside `nnx.WeightNorm` and
+        `nnx.SpectralNorm` stay as they are.
       scales: the static scales of inputs by path, if they are known already.
 
     Returns:
-      What was done to each weight, or why it stays wide, and the bytes saved; print it.
+      A row for each weight, with the reason if it stays wide, and the bytes saved; print it.
 
     Warns:
       FallbackWarning: `where`, a rule or a path in `scales` selects no layer.
@@ -79,7 +79,7 @@ def quantize(
     tell_unmatched(_OPERATION, rules, selects, rows)
     tell(*unknown_names(_OPERATION, "scales", scales, [row.path for row in rows]))
     wide, others = wide_parameters(model)
-    return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
+    return Changes.of((*rows, *wide), others)
 
 
 def replace_layers(
@@ -119,7 +119,7 @@ def replace_layers(
 def tell_unmatched(
     operation: str, rules: tuple[Rule, ...], selects: Selection, rows: Sequence[Change]
 ) -> None:
-    """Warns of a selection, and of each rule, that has chosen none of the layers in the rows."""
+    """Warns of a selection, and of each rule, without a layer in the rows."""
     selects.tell()
     tell(*unmatched_rules(operation, rules, [row.path for row in rows]))
 
@@ -127,7 +127,7 @@ def tell_unmatched(
 def _observed(
     model: nnx.Module, rules: tuple[Rule, ...], selects: Selects, sample: tuple[Any, ...] | None
 ) -> Observed:
-    """What the model does with a sample, if there is one."""
+    """The model's use of a sample, if there is one."""
     if sample is None:
         return Observed()
     if not isinstance(sample, tuple | list):
@@ -137,18 +137,18 @@ def _observed(
 
 
 def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
-    """Replaces 8-bit layers of a live model by the layers of Flax that they came from, in place.
+    """Replaces 8-bit layers of a live model by their layers of Flax, in place.
 
-    It undoes `quantize` and `fp8_training`. 8-bit weights are dequantised to the dtype that they
-    had; rounding is not undone. Layers that train in FP8 multiply in floats again, and their
-    scaling state is dropped. Biases and metadata stay.
+    It undoes `quantize` and `fp8_training`. 8-bit weights are dequantised to their former dtype;
+    rounding is not undone. Layers in FP8 training multiply in floats again, and their scaling state
+    is dropped. Biases and metadata stay.
 
     Args:
       model: changed in place.
       where: which layers, as in `quantize`; by default all.
 
     Returns:
-      What was done to each 8-bit layer, and each that trained in FP8.
+      A row for each 8-bit layer, and for each layer in FP8 training.
 
     Raises:
       TypeError: `model` is no module.
@@ -183,7 +183,7 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     for layer in trained:
         stop_training_in_fp8(layer)
     selects.tell()
-    return Changes(rows=tuple(rows))
+    return Changes.of(rows)
 
 
 def why_unfit(module: nnx.Module) -> str:
@@ -210,32 +210,16 @@ def row(
     path: str, before: nnx.Module, after: nnx.Module, *, reason: str = "", recipe: str = ""
 ) -> Change:
     """The row of the weight of a layer."""
-    old, new = (_weight_variables(module) for module in (before, after))
-    held = [m.recipe.name for m in (after, before) if isinstance(m, EightBitLayer)]
-    return Change(
-        path=path,
-        kind=type(before).__name__,
-        shape=before.weight.shape if isinstance(before, EightBitLayer) else old[0][...].shape,
-        before=_dtype(old[0]),
-        after=_dtype(new[0]),
-        recipe="" if reason else next(iter(held), recipe),
-        reason=reason,
-        bytes_before=nbytes(*old),
-        bytes_after=nbytes(*new),
-    )
+    named = [m.recipe.name for m in (after, before) if isinstance(m, EightBitLayer)]
+    old, new = weight_of(before), weight_of(after)
+    return change(path, type(before), old, new, recipe=next(iter(named), recipe), reason=reason)
 
 
-def _dtype(variable: nnx.Variable) -> str:
-    """Of the first array: the codes of a prepared weight."""
-    return str(jax.tree.leaves(variable.get_value())[0].dtype)
-
-
-def _weight_variables(module: nnx.Module) -> list[nnx.Variable]:
-    """The weight of a layer, and its scale and zero point if there are any."""
+def weight_of(module: Any) -> Any:
+    """The weight of a layer, Flax's or ours: floats, or in 8 bits."""
     if isinstance(module, EightBitLayer):
-        held = module.held()
-        return [v for v in (held.codes, held.scale, held.zero_point) if v is not None]
-    return [getattr(module, "embedding" if isinstance(module, nnx.Embed) else "kernel")]
+        return as_qarray(module.held())
+    return getattr(module, weight_name(module)).get_value()
 
 
 def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
@@ -275,7 +259,7 @@ def check_model(operation: str, model: Any) -> None:
 def _check_scale(
     rules: tuple[Rule, ...], path: str, module: nnx.Module, scales: Mapping[str, Any]
 ) -> None:
-    """Refuses a static recipe whose scale is missing or cannot be calibrated."""
+    """Refuses a static recipe without its scale, or without a way to calibrate it."""
     how = static_activation(rules, path)
     if how is not None and not how.symmetric:
         got, needs = (
@@ -291,7 +275,7 @@ def _check_scale(
 
 
 def _check_some(layers: Sequence[Change]) -> None:
-    """Refuses a call that changed nothing because everything is in 8 bits already."""
+    """Refuses a call without effect, if everything is in 8 bits already."""
     already = [row for row in layers if row.reason == "it is in 8 bits already"]
     if already and len(already) == len(layers):
         got, needs = f"is in 8 bits already, all {len(already)} layers", "float layers are needed"

@@ -13,16 +13,28 @@ Replace = Callable[[str, nnx.Module], nnx.Module]
 
 
 def replace(model: nnx.Module, new: Replace) -> None:
-    """Puts `new(path, module)` in place of each module below `model`, if that is another module.
+    """Puts `new(path, module)` in place of each module below `model`, if it is another module.
 
-    A module that is reached twice gets one replacement. Modules inside a replaced one are not
+    A module with two paths gets one replacement. Modules inside a replaced one are not
     visited. The model changes only after `new` was called for all modules, so an error in `new`
     leaves it as it was.
     """
     replacer = _Replacer(new)
     replacer.enter(model, ())
-    for node, name, found in replacer.changes:
-        setattr(node, name, found)
+    for node, name, child in replacer.changes:
+        setattr(node, name, child)
+
+
+def modules(model: nnx.Module) -> list[tuple[str, Any]]:
+    """Paths and modules below `model`, each module once."""
+    below: list[tuple[str, Any]] = []
+
+    def note(path: str, module: nnx.Module) -> nnx.Module:
+        below.append((path, module))
+        return module
+
+    replace(model, note)
+    return below
 
 
 class _Replacer:
@@ -35,14 +47,14 @@ class _Replacer:
         """Finds replacements among the attributes of a node of the model."""
         self.done[id(node)] = node
         # In order of names: a copy of a model does not keep the order of assignment, and a module
-        # that is reached twice should have the same path in both.
+        # with two paths should have the same one in both.
         for name in sorted(vars(node), key=by_number):
             child = vars(node)[name]
             if name.startswith("_pytree__"):
                 continue
-            found = self.visit(child, (*path, name))
-            if found is not child:
-                self.changes.append((node, name, found))
+            new = self.visit(child, (*path, name))
+            if new is not child:
+                self.changes.append((node, name, new))
 
     def visit(self, value: Any, path: Path) -> Any:
         """A value, or its replacement."""
@@ -51,22 +63,22 @@ class _Replacer:
         if not isinstance(value, nnx.Pytree):
             return value
         if id(value) not in self.done:
-            found = self.new("/".join(path), value) if isinstance(value, nnx.Module) else value
-            self.done[id(value)] = found
-            if found is value:
+            new = self.new("/".join(path), value) if isinstance(value, nnx.Module) else value
+            self.done[id(value)] = new
+            if new is value:
                 self.enter(value, path)
         return self.done[id(value)]
 
     def _container(self, value: Any, path: Path) -> Any:
         """A plain container; another one only if something in it was replaced."""
         if isinstance(value, dict):
-            found = {k: self.visit(v, (*path, str(k))) for k, v in value.items()}
-            return found if any(found[k] is not v for k, v in value.items()) else value
-        items = [self.visit(v, (*path, str(i))) for i, v in enumerate(value)]
-        same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else type(value)(items)
+            items = {k: self.visit(v, (*path, str(k))) for k, v in value.items()}
+            return items if any(items[k] is not v for k, v in value.items()) else value
+        parts = [self.visit(v, (*path, str(i))) for i, v in enumerate(value)]
+        same = all(a is b for a, b in zip(parts, value, strict=True))
+        return value if same else type(value)(parts)
 
 
 def by_number(name: str) -> tuple[int, str]:
-    """Sort key that orders the items of a list, whose names are numbers, by number."""
+    """Sort key: items of a list, named by number, go by number."""
     return (int(name), "") if name.isdigit() else (-1, name)

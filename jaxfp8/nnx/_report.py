@@ -10,16 +10,17 @@ from flax import nnx
 from jaxfp8._recipes.accuracy_comparison import (
     check_alone,
     check_reference,
+    check_some,
     compared,
+    recording,
     rounds_activations,
 )
-from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, operands
+from jaxfp8._recipes.accuracy_recorder import Call
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule
 from jaxfp8._recipes.selection import Selection, Where
 from jaxfp8._value.errors import message
-from jaxfp8._value.progress import progress
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import observed
 from jaxfp8.nnx._layers import TWINS
@@ -32,13 +33,13 @@ from jaxfp8.nnx._quantize import (
     rules_of,
     tell_unmatched,
 )
-from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._replace import modules, replace
 from jaxfp8.nnx._training import training_layers
 from jaxfp8.nnx._wide import read_elsewhere, weight_name
 
 _OPERATION = "jaxfp8.nnx.report"
 _AS_IT_IS = Recipe(name="floats", weight=None)
-# The attribute of a float layer that holds the layer it is compared with.
+# The attribute of a float layer for its layer in 8 bits.
 _TWIN = "compared_with"
 
 
@@ -52,29 +53,29 @@ def report(
 ) -> AccuracyReport:
     """Measures the error of each layer of a model in 8 bits, and of its outputs, on a sample.
 
-    Each layer gets the input that it has in the float model and is computed in floats and in 8
-    bits. So its error is its own, without that of the layers before it. It measures:
+    Each layer gets its input of the float model and is computed in floats and in 8 bits. So its
+    error is its own, without errors of the layers before it. It measures:
 
-    - a float model with a `recipe`: the errors that the recipe would cause.
-    - an 8-bit model with its float `reference`: the errors that it has.
+    - a float model with a `recipe`: the errors of that recipe.
+    - an 8-bit model with its float `reference`: its errors.
     - an 8-bit model alone: the errors from rounding activations, against the dequantised weights.
       The rounding of weights is not in them, as the float ones are unknown.
     - a model in FP8 training alone: the errors of its forward products.
 
-    The error of the outputs is the whole one. Its parts follow where a layer rounds both operands.
+    The error of the outputs is the whole one. Its parts follow if a layer rounds both operands.
     With a `recipe`, the model is measured without FP8 training, and so is a `reference`. A terminal
     shows a bar meanwhile.
 
     Args:
       model: not changed.
-      *args, **kwargs: the sample: what the model is called with.
+      *args, **kwargs: the sample: arguments of the model.
       recipe: as for `jaxfp8.nnx.quantize`.
       reference: the model as it was before it was quantised, with layers at the same paths.
       where: which layers have a row, as for `jaxfp8.nnx.quantize`. With a `recipe`, the others
         stay in floats.
 
     Returns:
-      The report: layers worst first, and which to keep wide.
+      The report: layers worst first, and the ones to keep wide.
 
     Warns:
       UserWarning: an 8-bit model is measured without its `reference`.
@@ -90,8 +91,8 @@ def report(
       >>> import jax.numpy as jnp, jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> found = jaxfp8.nnx.report(model, jnp.ones((2, 64)), recipe=jaxfp8.INT8_DYNAMIC)
-      >>> [row.path for row in found.rows], found.keep_wide
+      >>> report = jaxfp8.nnx.report(model, jnp.ones((2, 64)), recipe=jaxfp8.INT8_DYNAMIC)
+      >>> [row.path for row in report.rows], report.keep_wide
       (['layers/0'], ())
     """
     _check(model, recipe, reference)
@@ -137,21 +138,17 @@ def _compared(
 
     Args:
       floats, narrow: the two; they are not changed.
-      layers: those of `narrow` that have a row, by path.
+      layers: those of `narrow` with a row, by path.
       args, kwargs: the sample.
       is_whole: whether `floats` has the weights from before they were rounded.
     """
     narrow = _without_updates(narrow)
-    with progress("measuring layers", len(layers)) as done:
-        recorder = Recorder(lambda path: done(1, path))
+    with recording(len(layers)) as recorder:
 
         def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
             twin = getattr(layer, _TWIN)
-            got = getattr(twin, method)(*given)
-            known = _operands(layer, twin, method, given)
-            if not is_whole and _is_rounded(twin):
-                known["weight"] = None
-            recorder.layer(_named(path, layer, twin), exact=y, got=got, **known)
+            got, is_known = getattr(twin, method)(*given), is_whole or not _is_rounded(twin)
+            recorder.layer(_call(path, layer, method, given, is_known), exact=y, got=got)
 
         paired = _paired(floats, layers)
         exact = run_watched(paired, lambda _, m: hasattr(m, _TWIN), watch, args, kwargs)
@@ -164,7 +161,7 @@ def _compared(
 
 
 def _is_rounded(layer: Any) -> bool:
-    """Whether a layer holds its weight in 8 bits, so that the float one is unknown."""
+    """Whether a layer holds its weight in 8 bits, and the float one is unknown."""
     return isinstance(layer, EightBitLayer) and layer.recipe.weight is not None
 
 
@@ -174,7 +171,7 @@ def _rounds_activations(layer: Any) -> bool:
 
 
 def _without_updates(model: nnx.Module) -> nnx.Module:
-    """A copy whose layers in FP8 training keep the scales from before the step."""
+    """A copy; its layers in FP8 training keep the scales from before the step."""
     copy = nnx.clone(model)
     for _, layer in training_layers(copy):
         product: Any = training_product(layer)
@@ -183,7 +180,7 @@ def _without_updates(model: nnx.Module) -> nnx.Module:
 
 
 def _paired(floats: nnx.Module, layers: Mapping[str, Any]) -> nnx.Module:
-    """A copy of the float model; its layers hold those that they are compared with.
+    """A copy of the float model; each of its layers holds the other one.
 
     So transformations such as `nnx.scan` take both apart in the same way.
     """
@@ -213,28 +210,22 @@ def _weight(layer: Any) -> Any:
     return getattr(layer, weight_name(layer))[...]
 
 
-def _named(path: str, layer: Any, twin: Any) -> Layer:
+def _call(path: str, layer: Any, method: str, given: tuple[Any, ...], is_known: bool) -> Call:
+    """A call of a float layer beside its twin in 8 bits or FP8 training."""
+    twin, wide = getattr(layer, _TWIN), _weight(layer)
     product = training_product(twin)
-    recipe = twin.recipe.name if product is None else type(product.recipe).__name__
-    return Layer(
-        path=path, kind=type(layer).__name__, recipe=recipe, shape=tuple(_weight(layer).shape)
-    )
-
-
-def _operands(layer: Any, twin: Any, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
-    """The operands of one call of a layer in 8 bits or FP8 training, beside the float layer."""
-    product = training_product(twin)
-    wide = _weight(layer)
+    common: dict[str, Any] = {"path": path, "kind": type(layer).__name__, "is_known": is_known}
     if product is None and method == "__call__" and twin.WEIGHT == "embedding":
-        return {"weight": (wide, twin.weight)}
+        return Call(recipe=twin.recipe, wide=wide, held=twin.weight, **common)
     narrow = twin if product is None else TWINS[type(layer)].of(layer, _AS_IT_IS)
     x = narrow.cast(given[0])
-    numbers = narrow.numbers(x, *given[1:2])
+    common |= {"x": x, "numbers": narrow.numbers(x, *given[1:2])}
     if product is None:
-        return operands(twin.recipe, numbers, x, wide, twin.weight, scale=twin.static_scale())
+        held, scale = twin.weight, twin.static_scale()
+        return Call(recipe=twin.recipe, wide=wide, held=held, scale=scale, **common)
     state = product.state()
     old = (None, None) if state is None else (state.input, state.kernel)
-    return operands(product.recipe, numbers, x, narrow.weight, None, state=old)
+    return Call(recipe=product.recipe, wide=narrow.weight, state=old, **common)
 
 
 def _in_floats(model: nnx.Module) -> nnx.Module:
@@ -256,15 +247,11 @@ def _wide(model: nnx.Module) -> nnx.Module:
 
 def _narrow_layers(model: nnx.Module) -> dict[str, Any]:
     """The layers in 8 bits or FP8 training, by path."""
-    found = {}
-
-    def note(path: str, module: nnx.Module) -> nnx.Module:
-        if isinstance(module, EightBitLayer) or training_product(module) is not None:
-            found[path] = module
-        return module
-
-    replace(model, note)
-    return found
+    return {
+        path: module
+        for path, module in modules(model)
+        if isinstance(module, EightBitLayer) or training_product(module) is not None
+    }
 
 
 def _check(model: Any, recipe: Any, reference: Any) -> None:
@@ -272,7 +259,5 @@ def _check(model: Any, recipe: Any, reference: Any) -> None:
     check_reference(_OPERATION, recipe, reference)
     if recipe is not None:
         check_model(_OPERATION, model)
-    elif not _narrow_layers(model):
-        got, needs = "has no layer in 8 bits or FP8 training", "there is nothing to compare"
-        remedy = "give the `recipe` that you think of"
-        raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
+    else:
+        check_some(_OPERATION, _narrow_layers(model))

@@ -14,7 +14,7 @@ from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import SLOTS, training_product
 from jaxfp8.nnx._quantize import row, why_unfit
-from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._replace import modules
 
 _OPERATION = "jaxfp8.nnx.fp8_training"
 
@@ -32,11 +32,11 @@ def fp8_training(
     Args:
       model: changed in place.
       recipe: `jaxfp8.DelayedScaling` (default) or `jaxfp8.CurrentScaling`.
-      where: which layers: a regular expression that is searched in the path, a collection of
-        paths, or a function of path and module. By default all.
+      where: which layers: a regular expression to search in the path, a collection of paths, or a
+        function of path and module. By default all.
 
     Returns:
-      What was done to each layer, or why nothing was done.
+      A row for each layer: the change, or the reason against it.
 
     Raises:
       TypeError: `recipe` is one for inference.
@@ -53,8 +53,7 @@ def fp8_training(
     selects, name = Selection(_OPERATION, "where", where), type(recipe or DelayedScaling()).__name__
     rows: list[Change] = []
     chosen: list[tuple[str, Any]] = []
-
-    def note(path: str, module: nnx.Module) -> nnx.Module:
+    for path, module in modules(model):
         if isinstance(module, EightBitLayer) and selects(path, module):
             got, needs = f"`{path}` has 8-bit weights", "training needs float master weights"
             remedy = "choose others in `where`, or undo it with `jaxfp8.nnx.dequantize`"
@@ -63,9 +62,6 @@ def fp8_training(
             reason = _why_left(path, module, selects)
             rows.append(row(path, module, module, reason=reason, recipe=name))
             chosen.extend([] if reason else [(path, module)])
-        return module
-
-    replace(model, note)
     if not chosen:
         if unmatched := selects.unmatched():
             raise ValueError(unmatched)
@@ -76,7 +72,7 @@ def fp8_training(
         slot, kind = SLOTS[type(layer)]
         stack = layer.kernel[...].shape[: layer.kernel[...].ndim - _rank(layer)]
         setattr(layer, slot, nnx.data(kind(recipe, path=path, stack=stack)))
-    return Changes(rows=tuple(rows))
+    return Changes.of(rows)
 
 
 def _why_left(path: str, layer: nnx.Module, selects: Selection) -> str:
@@ -88,18 +84,10 @@ def _why_left(path: str, layer: nnx.Module, selects: Selection) -> str:
 
 
 def training_layers(model: nnx.Module) -> list[tuple[str, Any]]:
-    """Paths and layers that train in FP8."""
-    found: list[tuple[str, Any]] = []
-
-    def note(path: str, module: nnx.Module) -> nnx.Module:
-        if training_product(module) is not None:
-            found.append((path, module))
-        return module
-
-    replace(model, note)
-    return found
+    """Paths and layers in FP8 training."""
+    return [item for item in modules(model) if training_product(item[1]) is not None]
 
 
 def _rank(layer: Any) -> int:
-    """Rank of the kernel of a layer that is not stacked."""
+    """Rank of the kernel of an unstacked layer."""
     return len(TWINS[type(layer)].shape_of(layer))

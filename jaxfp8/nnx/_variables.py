@@ -1,8 +1,8 @@
 """8-bit parameters as variables of nnx: one for the codes, one for the scale, one for a zero point.
 
-They are no `nnx.Param`: codes have no gradient, so `nnx.grad` and optimisers, which select
-`nnx.Param`, ignore them. Each holds one plain array, for checkpoints, shardings and scans; a weight
-that is prepared for a GPU is one variable of a whole `PreparedArray`.
+They are no `nnx.Param`: codes have no gradient, and `nnx.grad` and optimisers select `nnx.Param`,
+so they ignore them. Each holds one plain array, for checkpoints, shardings and scans; a weight
+prepared for a GPU is one variable of a whole `PreparedArray`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Held:
         for a GPU, a whole `PreparedArray`: no part of it can be replaced without the others.
       scale, zero_point: of the codes, or None.
       tiles: as in `QArray`.
-      order: in which the axes of the arrays are read, as in `TransposedArray`; None as they lie.
+      order: the axes of the arrays as they are read, as in `TransposedArray`; None as they lie.
       prepared: the contracted axis of a prepared weight, counted from the end; None if it is not
         prepared.
     """
@@ -65,7 +65,7 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
     Args:
       param: float32, bfloat16 or float16.
       recipe: how it is held.
-      contracting: axes that the layer's product sums over.
+      contracting: axes of the sum of the layer's product.
       batch: its batch axes, those of stacked layers among them.
     """
     if recipe.weight is None:
@@ -121,7 +121,7 @@ def restored(held: Held) -> Held:
         order = was.order if isinstance(was, TransposedArray) else None
         return _with_arrays(dataclasses.replace(held, order=order), stored(was), None)
     if held.order is not None and axis is not None:
-        q = PreparedArray(q.packed, held.order[axis])  # the axis of what was stored
+        q = PreparedArray(q.packed, held.order[axis])  # the axis as stored
     return _with_arrays(held, q.unprepare(), None)
 
 
@@ -142,7 +142,7 @@ def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:
 def holding(held: Held, q: QArray | TransposedArray) -> Held:
     """A parameter with another array in its place, in the order of its axes; metadata is kept.
 
-    Names of mesh axes go with the axes that they were given to.
+    Names of mesh axes follow their axes.
     """
     arrays, order = stored(q), q.order if isinstance(q, TransposedArray) else None
     metadata = dict(held.codes.get_metadata())
@@ -174,18 +174,18 @@ def _reordered(names: Any, before: Shape | None, after: Shape | None, rank: int)
 
 
 def _axes_of(order: Shape | None, rank: int) -> Shape:
-    """By axis as it is read, the axis that is stored."""
+    """The stored axis of each axis as it is read."""
     order = order or ()
     return (*range(rank - len(order)), *(rank + axis for axis in order))
 
 
 def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
-    """Refuses arrays that other code put in place of those of a parameter.
+    """Refuses arrays of other code in place of those of a parameter.
 
     Args:
       held: the parameter.
-      shape: of the weight of a layer that is not stacked.
-      operation, operand: what the error says.
+      shape: of the weight of an unstacked layer.
+      operation, operand: for the error.
     """
     codes, rank = held.codes.get_value(), len(shape)
     whole = isinstance(codes, PreparedArray)
@@ -219,19 +219,13 @@ def _refuse_layout(operation: str, operand: str, got: str, *, packed: bool) -> N
 
 
 def release(held: Held, dtype: Any) -> nnx.Variable:
-    """The parameter as an `nnx.Param` of floats, with the metadata that it had."""
+    """The parameter as an `nnx.Param` of floats, with its metadata."""
     if isinstance(held.codes.get_value(), PreparedArray):
         held = restored(held)
     if held.scale is None:
         return held.codes
     values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
     return _variable(held.codes, held.codes[...], values, kind=nnx.Param, order=held.order)
-
-
-def nbytes(*variables: nnx.Variable | None) -> int:
-    """Bytes of the arrays."""
-    values = jax.tree.leaves([v.get_value() for v in variables if v is not None])
-    return sum(value.size * value.dtype.itemsize for value in values)
 
 
 def _variable(
@@ -241,9 +235,9 @@ def _variable(
     kind: type[nnx.Variable] = QParam,
     order: Shape | None = None,
 ) -> Any:
-    """A variable of an array that belongs to `like`, whose values are `values`.
+    """A variable for an array of the parameter `like`, with the values `values`.
 
-    An order is that in which the axes of `values` are read, and are those of the array.
+    The order, if there is one, is that of reading the axes of both.
     """
     metadata = dict(like.get_metadata())
     if metadata.get(_SHARDING) is not None:
@@ -258,7 +252,7 @@ def _variable(
 
 
 def _placed(values: jax.Array, array: jax.Array, order: Shape | None) -> jax.Array:
-    """An array sharded like the values, along the axes that are larger than 1."""
+    """An array sharded like the values, along axes larger than 1."""
     if isinstance(values, jax.core.Tracer) or not isinstance(values, jax.Array):
         return array
     sharding = values.sharding

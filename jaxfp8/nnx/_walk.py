@@ -1,4 +1,4 @@
-"""The variables of a model, and where they are."""
+"""The variables of a model, and their paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxfp8.nnx._replace import Path, by_number
 def variables(
     model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable
 ) -> Iterator[tuple[Path, Any, Any]]:
-    """Path, module that holds it, and variable of each of a kind, once."""
+    """Path, module and variable for each of a kind, once."""
     yield from _below(model, (), model, kind, set())
 
 

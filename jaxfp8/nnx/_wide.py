@@ -1,4 +1,4 @@
-"""The parameters of a model that stay in floats, and why."""
+"""The float parameters of a model, and the reasons."""
 
 from __future__ import annotations
 
@@ -7,67 +7,47 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfp8._value.changes import Change, has_no_row, why_wide
+from jaxfp8._value.changes import Change, change, has_no_row, why_wide
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._replace import replace
-from jaxfp8.nnx._variables import nbytes
+from jaxfp8.nnx._replace import modules
 from jaxfp8.nnx._walk import variables
 
-# Wrappers that compute the weights of the layer inside from its variables.
+# Wrappers: they compute the weights of the layer inside from its variables.
 _READERS = (nnx.WeightNorm, nnx.SpectralNorm)
 
 
 def read_elsewhere(model: nnx.Module, seen: Iterable[str]) -> dict[str, str]:
-    """For each layer whose float weight another module reads, by path, the reason to leave it.
+    """By path of a layer, the reason to leave it: another module reads its float weight.
 
     Args:
       model: the model.
-      seen: paths of layers whose weight was seen to be read.
+      seen: paths of layers with weights seen to be read.
     """
-    found = dict.fromkeys(seen, "something else than the layer reads its weight")
+    reasons = dict.fromkeys(seen, "something else than the layer reads its weight")
     wrappers = [m for _, m in nnx.iter_modules(model) if isinstance(m, _READERS)]
     inside = {id(m): w for w in wrappers for _, m in nnx.iter_modules(w.layer_instance)}
-
-    def note(path: str, module: nnx.Module) -> nnx.Module:
+    for path, module in modules(model):
         if id(module) in inside:
-            found[path] = f"{type(inside[id(module)]).__name__} reads its weight as floats"
-        return module
-
-    replace(model, note)
-    return found
+            reasons[path] = f"{type(inside[id(module)]).__name__} reads its weight as floats"
+    return reasons
 
 
-def wide_parameters(model: nnx.Module) -> tuple[list[Change], list[nnx.Variable]]:
+def wide_parameters(model: nnx.Module) -> tuple[list[Change], list[Any]]:
     """Rows of `nnx.Param`s outside layers with 8-bit twins, and the small ones without a row."""
     rows, others = [], []
     for path, holder, param in variables(model, nnx.Param):
         of_layer = isinstance(holder, (EightBitLayer, *TWINS)) and holder is not model
         if of_layer and param is getattr(holder, weight_name(holder)):
             continue
-        if has_no_row(type(holder), path[-1], len(param.get_value().shape)):
-            others.append(param)
+        kind, value = type(holder), param.get_value()
+        if has_no_row(kind, path[-1], len(value.shape)):
+            others.append(value)
         else:
-            rows.append(_row("/".join(path), holder, param))
+            rows.append(change("/".join(path), kind, value, value, reason=why_wide(kind)))
     return rows, others
 
 
 def weight_name(layer: Any) -> str:
-    """The attribute that holds the weight of a layer, Flax's or ours."""
+    """The attribute for the weight of a layer, Flax's or ours."""
     return "embedding" if isinstance(layer, nnx.Embed) else getattr(layer, "WEIGHT", "kernel")
-
-
-def _row(path: str, holder: Any, param: nnx.Variable) -> Change:
-    value: Any = param.get_value()
-    dtype, size = str(value.dtype), nbytes(param)
-    return Change(
-        path=path,
-        kind=type(holder).__name__,
-        shape=tuple(value.shape),
-        before=dtype,
-        after=dtype,
-        recipe="",
-        reason=why_wide(type(holder)),
-        bytes_before=size,
-        bytes_after=size,
-    )

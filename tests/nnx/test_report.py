@@ -207,7 +207,7 @@ def test_report_prints_and_is_json():
             TypeError,
             "is of type Changes.* changed in place",
         ),
-        (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no layer in 8 bits"),
+        (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no layer to compare"),
         (
             lambda: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8_DYNAMIC, reference=model()),
             ValueError,
