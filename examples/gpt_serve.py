@@ -36,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no checkpoint in {options.checkpoint}; examples/gpt_train.py leaves some")
     state = restore(Run(recipe="bf16"), last)
     servers = [server(name, state.params) for name in (*FLOATS, *options.recipe)]
-    found = quality(servers, options.batches)
+    qualities = quality(servers, options.batches)
     _, validation = text.load()
     prompt = jnp.asarray(text.batch(validation, 1, 63, seed=0))
     speed = tokens_per_second(servers, prompt, options.tokens, options.repeat)
     print(f"checkpoint of step {int(state.step)}; greedy, one text, {prompt.shape[1]} bytes before")
     print(f"{'':12} {'KiB':>8} {'tokens/s':>9} {'perplexity':>11} {'agreement':>10}")
     for s in servers:
-        row = found[s.name]
+        row = qualities[s.name]
         print(
             f"{s.name:12} {s.nbytes / 1024:8.0f} {speed[s.name]:9.0f} {row.perplexity:11.4f} "
             f"{row.agreement:10.2%}"

@@ -135,10 +135,10 @@ class Environment:
 
     def only(self, pattern: str) -> Path:
         """The one folder in this environment to match a pattern."""
-        found = sorted(self.folder.glob(pattern))
-        if not found:
+        folders = sorted(self.folder.glob(pattern))
+        if not folders:
             sys.exit(f"No {pattern} in {self.folder}; remove it and run this again.")
-        return found[0]
+        return folders[0]
 
     def is_current(self, step: str, key: str) -> bool:
         """Whether `step` was last done with this very key."""

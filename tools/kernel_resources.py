@@ -36,14 +36,14 @@ class Kernel:
 
 def kernels_of(log: str) -> list[Kernel]:
     """The kernels of a build log, in the order of their names."""
-    found = []
+    kernels = []
     parts = _ENTRY.split(log)
     for name, architecture, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         spills, used, shared = _SPILLS.search(text), _USED.search(text), _SHARED.search(text)
         if spills is None or used is None:
             continue
         stack, stores, loads = map(int, spills.groups())
-        found.append(
+        kernels.append(
             Kernel(
                 name=name,
                 architecture=architecture,
@@ -53,7 +53,7 @@ def kernels_of(log: str) -> list[Kernel]:
                 spills=stores + loads,
             )
         )
-    return sorted(found, key=lambda kernel: (kernel.name, kernel.architecture))
+    return sorted(kernels, key=lambda kernel: (kernel.name, kernel.architecture))
 
 
 def readable(names: list[str]) -> dict[str, str]:

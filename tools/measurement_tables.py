@@ -45,15 +45,15 @@ def page_of(text: str, folder: Path) -> str:
     Raises:
       ValueError: a file of the folder has no place in the page.
     """
-    names = [found[2] for found in MARKED.finditer(text)]
+    names = [marked[2] for marked in MARKED.finditer(text)]
     missing = sorted({path.stem for path in folder.glob("*.json")} - set(names))
     if missing:
         raise ValueError(f"no `<!-- measured: {missing[0]} -->` ... `<!-- end of measured -->`")
 
-    def made(found: re.Match[str]) -> str:
-        record = read(folder / f"{found[2]}.json")
-        link = f"[data](measurements/{found[2]}.json)"
-        return f"{found[1]}\n{shown(record, link)}\n\n{found[3]}"
+    def made(marked: re.Match[str]) -> str:
+        record = read(folder / f"{marked[2]}.json")
+        link = f"[data](measurements/{marked[2]}.json)"
+        return f"{marked[1]}\n{shown(record, link)}\n\n{marked[3]}"
 
     return MARKED.sub(made, text)
 
@@ -117,10 +117,10 @@ def table(cases: Sequence[Case]) -> Iterator[str]:
     yield "|---|" + "---:|" * len(columns)
     for case in cases:
         figures = {c["name"]: c for c in case["contenders"]}
-        found = [(figures.get(name, {}).get(field), field) for field, name in columns]
+        pairs = [(figures.get(name, {}).get(field), field) for field, name in columns]
         rate = _RATES.get(case.get("limit", ""), "FLOP/s")
         cells = [
-            "" if figure is None else cell(figure, field, unit, rate) for figure, field in found
+            "" if figure is None else cell(figure, field, unit, rate) for figure, field in pairs
         ]
         yield " | ".join([f"| {case['name']}", *cells]) + " |"
 

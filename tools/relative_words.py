@@ -37,8 +37,10 @@ def python_prose(text: str) -> Iterator[str]:
 def c_prose(text: str) -> Iterator[str]:
     """The comments behind `//`, without drawings."""
     lines = enumerate(text.splitlines())
-    found = ((n, line[line.index("//") :]) for n, line in lines if "//" in line)
-    yield from joined((n, line) for n, line in found if not re.search(r"--[|+>]|\S\s{3,}\S", line))
+    comments = ((n, line[line.index("//") :]) for n, line in lines if "//" in line)
+    yield from joined(
+        (n, line) for n, line in comments if not re.search(r"--[|+>]|\S\s{3,}\S", line)
+    )
 
 
 def joined(comments: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -55,10 +55,10 @@ def try_out() -> None:
 
 def wheel() -> Path:
     """The built wheel."""
-    found = sorted(DIST.glob("*.whl"))
-    if len(found) != 1:
-        sys.exit(f"{len(found)} wheels in {DIST}; run `make wheel`.")
-    return found[0]
+    wheels = sorted(DIST.glob("*.whl"))
+    if len(wheels) != 1:
+        sys.exit(f"{len(wheels)} wheels in {DIST}; run `make wheel`.")
+    return wheels[0]
 
 
 if __name__ == "__main__":

@@ -138,14 +138,14 @@ def quality(servers: Sequence[Server], batches: int) -> dict[str, Quality]:
     _, validation = text.load()
     length = servers[0].config.length
     windows = [text.batch(validation, 16, length, seed=i) for i in range(batches)]
-    found = {s.name: [_predict(s, tokens) for tokens in windows] for s in servers}
-    best = [following for _, following in found[servers[0].name]]
+    predicted = {s.name: [_predict(s, tokens) for tokens in windows] for s in servers}
+    best = [following for _, following in predicted[servers[0].name]]
     return {
         name: Quality(
             perplexity=float(np.exp(np.mean([loss for loss, _ in rows]))),
             agreement=float(np.mean([a == b for (_, a), b in zip(rows, best, strict=True)])),
         )
-        for name, rows in found.items()
+        for name, rows in predicted.items()
     }
 
 

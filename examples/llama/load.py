@@ -71,9 +71,9 @@ def model(
     config = read(folder)
     made = nnx.eval_shape(lambda: Decoder(config, dtype, rngs=nnx.Rngs(0)))
     with jaxfp8.checkpoint.open(folder, sharding=sharding(over)) as tensors:
-        found = Floats(tensors, dtype) if wide else tensors
+        given = Floats(tensors, dtype) if wide else tensors
         changes = jaxfp8.nnx.load(
-            made, found, lambda path: name_of(config, path), ignore=unused(config)
+            made, given, lambda path: name_of(config, path), ignore=unused(config)
         )
     return made, changes
 
@@ -96,8 +96,8 @@ def functions(
     """
     config = read(folder)
     with jaxfp8.checkpoint.open(folder, sharding=sharding(over)) as tensors:
-        found = Floats(tensors, dtype) if wide else tensors
-        params = functional.parameters(config, found, stacked=not wide)
+        given = Floats(tensors, dtype) if wide else tensors
+        params = functional.parameters(config, given, stacked=not wide)
 
     def run(inputs_in_8_bits: bool) -> Any:
         def decoder(params: Any, *args: Any, span: int) -> Any:
@@ -118,10 +118,10 @@ class Floats(Mapping[str, Any]):
         self.tensors, self.dtype = tensors, dtype
 
     def __getitem__(self, name: str) -> jax.Array:
-        found = self.tensors[name]
-        if isinstance(found, jaxfp8.QArray):
-            return jaxfp8.dequantize(found, self.dtype)
-        return found.astype(self.dtype)
+        tensor = self.tensors[name]
+        if isinstance(tensor, jaxfp8.QArray):
+            return jaxfp8.dequantize(tensor, self.dtype)
+        return tensor.astype(self.dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

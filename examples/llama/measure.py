@@ -41,17 +41,17 @@ def measure(
                 taken[name].append(times)
     ids, lengths = pad(prompts)
     tokens = int(lengths.sum())
-    found = {}
+    speeds = {}
     for name, server in servers.items():
         prefill, decode = (statistics.median(part) for part in zip(*taken[name], strict=True))
         cache = jax.eval_shape(lambda server=server: server.empty(len(prompts), room(ids, number)))
-        found[name] = Speed(
+        speeds[name] = Speed(
             nbytes=server.nbytes,
             cache=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)),
             prefill=tokens / prefill,
             decode=number * len(prompts) / decode,
         )
-    return found
+    return speeds
 
 
 def _once(server: Server, prompts: Sequence[Sequence[int]], number: int) -> tuple[float, float]:
@@ -70,10 +70,10 @@ def _once(server: Server, prompts: Sequence[Sequence[int]], number: int) -> tupl
     return middle - start, time.perf_counter() - middle
 
 
-def table(found: Mapping[str, Speed]) -> str:
+def table(speeds: Mapping[str, Speed]) -> str:
     """What was measured, a line for each server."""
     lines = [f"{'':12} {'weights MiB':>12} {'cache MiB':>10} {'prefill/s':>10} {'decode/s':>9}"]
-    for name, speed in found.items():
+    for name, speed in speeds.items():
         lines.append(
             f"{name:12} {speed.nbytes / 2**20:12.2f} {speed.cache / 2**20:10.2f} "
             f"{speed.prefill:10.0f} {speed.decode:9.1f}"

@@ -22,9 +22,9 @@ def expert_names(config: Config, layer: int, kind: str) -> list[str]:
 
 def name_of(config: Config, path: str) -> str | list[str]:
     """The tensor, or the tensors, for a parameter of `llama.model.Decoder`."""
-    found = re.fullmatch(r"model/layers/(\d+)/mlp/(gate|up|down)_proj/kernel", path)
-    if config.experts and found:
-        return expert_names(config, int(found[1]), found[2])
+    weights = re.fullmatch(r"model/layers/(\d+)/mlp/(gate|up|down)_proj/kernel", path)
+    if config.experts and weights:
+        return expert_names(config, int(weights[1]), weights[2])
     name = jaxfp8.checkpoint.torch_name(path)
     return name.replace(".mlp.", ".block_sparse_moe.") if config.family == "mixtral" else name
 

@@ -140,9 +140,9 @@ def compiled(
         span = jax.tree.leaves(cache)[0].shape[-2]
         run = jaxfp8.rewrite(functools.partial(decode, span=span))
         last = jnp.zeros_like(position)
-        found, cache = run(params, token[:, None], position[:, None], cache, last)
-        token = sample(how, found, jax.random.fold_in(key, position[0]))
-        return token, position + 1, cache, *([found] if logits else [])
+        scores, cache = run(params, token[:, None], position[:, None], cache, last)
+        token = sample(how, scores, jax.random.fold_in(key, position[0]))
+        return token, position + 1, cache, *([scores] if logits else [])
 
     def empty(batch: int, length: int) -> Any:
         if stacked:
@@ -191,8 +191,8 @@ def generate(
         following = token
         if place + 1 < number:  # the next step is under way before this token is read
             following, position, cache = server.decode(server.params, token, position, cache, key)
-        found = np.asarray(token)
-        last = found if last is None else np.where(ended, last, found)
+        now = np.asarray(token)
+        last = now if last is None else np.where(ended, last, now)
         yield last
         ended |= np.isin(last, server.config.end)
         if ended.all():

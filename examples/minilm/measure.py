@@ -97,10 +97,10 @@ def explain(params: Params, recipe: str, batch: Batch) -> jaxfp8.typing.Report:
 
 def embed(program: Program, batches: Sequence[Batch], track: Track) -> np.ndarray:
     """The embeddings, float32 [S, 384]; the first time, this compiles the program."""
-    found: dict[int, np.ndarray] = {}
+    embedded: dict[int, np.ndarray] = {}
     for batch in track(batches, f"compiling {program.name}"):
-        found.update(zip(batch.rows, program(batch)[0], strict=True))
-    return in_order(found)
+        embedded.update(zip(batch.rows, program(batch)[0], strict=True))
+    return in_order(embedded)
 
 
 def embed_and_compare(
@@ -111,15 +111,15 @@ def embed_and_compare(
     track: Track,
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `embed`, and the same by `reference`, which follows the program's choices at ties."""
-    found: dict[int, np.ndarray] = {}
+    embedded: dict[int, np.ndarray] = {}
     expected: dict[int, np.ndarray] = {}
     for batch in track(batches, f"compiling {program.name}, comparing with numpy"):
         embeddings, codes = program(batch)
         for place, row in enumerate(batch.rows):
             ids = sentences[row].ids
-            found[row] = embeddings[place]
+            embedded[row] = embeddings[place]
             expected[row] = reference(ids, [array[place, : len(ids)] for array in codes])
-    return in_order(found), in_order(expected)
+    return in_order(embedded), in_order(expected)
 
 
 def in_order(by_row: dict[int, np.ndarray]) -> np.ndarray:

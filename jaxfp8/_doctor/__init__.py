@@ -122,8 +122,8 @@ def graphics() -> Iterable[Finding]:
         )
         return
     yield Finding(name="cuda library", text=f"{path}, for {ffi.cuda_architectures()}")
-    found, version = ffi.cublaslt()
-    text = f"{found}, version {version}" if version else found.partition(";")[0]
+    library, version = ffi.cublaslt()
+    text = f"{library}, version {version}" if version else library.partition(";")[0]
     missing = here and not version
     yield Finding(
         name="cuBLASLt", text=text, remedy=_remedies.install_cublaslt() if missing else None
@@ -145,11 +145,11 @@ def _paths(capability: int, cublaslt_version: int) -> Iterable[Finding]:
 def devices() -> Iterable[Finding]:
     """JAX's devices, and the kernels for scaled dots on them."""
     try:
-        found = jax.devices()
+        known = jax.devices()
     except RuntimeError as error:
         yield Finding(name="devices", text=_first_clause(error), remedy=_remedies.update_jax())
         return
-    for device in found:
+    for device in known:
         reason = lowering.why_not(_SAMPLE, device.platform)
         text = "own kernels" if reason is None else f"the reference, through XLA: {reason}"
         yield Finding(name=str(device), text=f"{device.device_kind}: {text}")

@@ -146,17 +146,17 @@ class Outcome:
     ran: tuple[str, ...]
 
 
-def multiply(found: Problem, platform: str) -> Outcome:
+def multiply(problem: Problem, platform: str) -> Outcome:
     """Multiplies random values on the default device, and compares them with float64."""
     rng = np.random.default_rng(0)
-    shapes = (found.kind.rows, found.size), (found.size, found.size)
+    shapes = (problem.kind.rows, problem.size), (problem.size, problem.size)
     wide = (jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in shapes)
-    x, w = _operands(found.kind, *wide)
+    x, w = _operands(problem.kind, *wide)
     before = ffi.kernel_calls(platform)
     y = np.asarray(jax.jit(_multiply)(x, w))
     after = ffi.kernel_calls(platform)
     ran = tuple(name for name in after if after[name] > before.get(name, 0))
-    return Outcome(excess=_excess(found.kind, x, w, y, platform), ran=ran)
+    return Outcome(excess=_excess(problem.kind, x, w, y, platform), ran=ran)
 
 
 def _excess(
@@ -167,9 +167,9 @@ def _excess(
     exact, magnitude = left @ right.T, np.abs(left) @ np.abs(right).T
     in_fp8 = dtypes.is_float8(kind.lhs) and dtypes.is_float8(kind.rhs)
     cut_off = 0.0 if platform == "cpu" else _CUT_OFF_FP8 if in_fp8 else _CUT_OFF
-    found = y[np.ix_(rows, columns)]
-    bound = (left.shape[1] * 2.0**-24 + cut_off) * magnitude + np.spacing(np.abs(found))
-    return float(np.max(np.abs(found.astype(np.float64) - exact) - bound))
+    results = y[np.ix_(rows, columns)]
+    bound = (left.shape[1] * 2.0**-24 + cut_off) * magnitude + np.spacing(np.abs(results))
+    return float(np.max(np.abs(results.astype(np.float64) - exact) - bound))
 
 
 def _spread(size: int, number: int) -> np.ndarray:

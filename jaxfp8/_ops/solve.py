@@ -126,8 +126,8 @@ def solve(
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
       >>> a = jax.random.normal(jax.random.key(0), (64, 64)) + 8 * jnp.eye(64)
-      >>> found = jaxfp8.solve(a, a @ jnp.ones(64))
-      >>> bool(found.converged), bool(abs(found.x - 1).max() < 1e-5)
+      >>> solution = jaxfp8.solve(a, a @ jnp.ones(64))
+      >>> bool(solution.converged), bool(abs(solution.x - 1).max() < 1e-5)
       (True, True)
     """
     a, b = _operands(a, b)
@@ -141,11 +141,12 @@ def solve(
     least = math.sqrt(max(a.shape[0], 1)) * eps if tol is None else _tolerance(tol)
     columns = b[:, None] if b.ndim == 1 else b
     settings = {"products": products, "block": _block(a.shape[0]), "most": steps}
-    found, smallest = _solved(a, columns, least, **settings)
-    found = found._replace(x=found.x.reshape(b.shape), residual=found.residual.reshape(b.shape))
-    if not isinstance(found.converged, jax.core.Tracer) and not found.converged:
-        _refuse(a, b, found, smallest, least)
-    return found
+    solution, smallest = _solved(a, columns, least, **settings)
+    x, residual = (array.reshape(b.shape) for array in (solution.x, solution.residual))
+    solution = solution._replace(x=x, residual=residual)
+    if not isinstance(solution.converged, jax.core.Tracer) and not solution.converged:
+        _refuse(a, b, solution, smallest, least)
+    return solution
 
 
 # Arguments
@@ -191,7 +192,7 @@ def _block(size: int) -> int:
     return _BLOCK * -(-size // (_BLOCK * _MOST_BLOCKS))
 
 
-def _refuse(a: jax.Array, b: jax.Array, found: Solution, smallest: jax.Array, tol: float) -> None:
+def _refuse(a: jax.Array, b: jax.Array, last: Solution, smallest: jax.Array, tol: float) -> None:
     """Says why there is no solution."""
     if not (jnp.isfinite(a).all() and jnp.isfinite(b).all()):
         got, needs = "hold NaN or infinities", "finite numbers are needed"
@@ -201,8 +202,8 @@ def _refuse(a: jax.Array, b: jax.Array, found: Solution, smallest: jax.Array, to
         text = message(OPERATION, "`a`", got, needs, "use `jax.numpy.linalg.lstsq`")
     else:
         got = (
-            f"is too ill-conditioned for this factorisation: after {found.steps} corrections the "
-            f"solution has not settled, with a backward error of {found.backward_error:.2g}"
+            f"is too ill-conditioned for this factorisation: after {last.steps} corrections the "
+            f"solution has not settled, with a backward error of {last.backward_error:.2g}"
         )
         needs = f"{tol:.2g} and a small last correction are needed"
         remedy = "give more `terms`, or `dtype=jnp.float32`; then use `jax.numpy.linalg.solve`"
@@ -229,10 +230,10 @@ def _solved(
         correction = functools.partial(_back_transposed, lu, order)
         return _refined(balanced.T, columns, rows, b, correction, tol, most)
 
-    x, found = lax.custom_linear_solve(
+    x, solution = lax.custom_linear_solve(
         lambda x: jnp.matmul(a, x, precision="highest"), b, forward, backward, has_aux=True
     )
-    return found._replace(x=x), jnp.min(jnp.abs(jnp.diagonal(lu)))
+    return solution._replace(x=x), jnp.min(jnp.abs(jnp.diagonal(lu)))
 
 
 def _refined(

@@ -164,8 +164,8 @@ class AccuracyReport:
         return "\n".join([title, *lines])
 
 
-def _figures(found: Comparison) -> dict[str, float]:
-    return {name: getattr(found, name) for name in ("sqnr", "relative_l2", "max_abs")}
+def _figures(compared: Comparison) -> dict[str, float]:
+    return {name: getattr(compared, name) for name in ("sqnr", "relative_l2", "max_abs")}
 
 
 def _alike(rows: Sequence[LayerError], wide: Sequence[str]) -> list[list[LayerError]]:
@@ -210,10 +210,10 @@ def _span(values: Sequence[float], form: str, form_of_several: str = "") -> str:
 
 def _second_roundings(rows: tuple[LayerError, ...]) -> list[str]:
     """The error of the second rounding to int8, and the layers with many values set to 0."""
-    found = [(row.path, row.second) for row in rows if row.second is not None]
-    if not found:
+    seconds = [(row.path, row.second) for row in rows if row.second is not None]
+    if not seconds:
         return []
-    errors = [second.error.relative_l2 for _, second in found]
+    errors = [second.error.relative_l2 for _, second in seconds]
     cost = (
         "FP8 weights are rounded once more, to int8: a relative error of "
         f"{statistics.median(errors):.2g} in the median layer, {max(errors):.2g} in the worst, on "
@@ -223,7 +223,7 @@ def _second_roundings(rows: tuple[LayerError, ...]) -> list[str]:
     lossy = [
         f"{path}: int8 sets more than {share} of the values to 0 in {second.lossy_lines} of "
         f"{second.lines} lines of its weight (at most {second.worst:.0%})"
-        for path, second in found
+        for path, second in seconds
         if second.lossy_lines
     ]
     return [cost, *lossy]

@@ -23,13 +23,13 @@ def recipe_for(
       recipe: the recipe asked for; it is returned as it is if it says the same of weights.
       contracting, batch: axes of the weight's product.
     """
-    found = quantization_of(q, contracting, batch)
+    own = quantization_of(q, contracting, batch)
     for known in (recipe, FP8_W8A16, INT8_W8A16):
         alike = (known.activation, known.compute) == (recipe.activation, recipe.compute)
-        if alike and _same(known.weight, found, q, contracting, batch):
+        if alike and _same(known.weight, own, q, contracting, batch):
             return known
-    name = f"{recipe.name}, weight {found.dtype} {_worded(found.granularity)}"
-    return dataclasses.replace(recipe, name=name, weight=found)
+    name = f"{recipe.name}, weight {own.dtype} {_worded(own.granularity)}"
+    return dataclasses.replace(recipe, name=name, weight=own)
 
 
 def quantization_of(q: QArray | TransposedArray, contracting: Shape, batch: Shape) -> Quantization:
@@ -50,9 +50,9 @@ def quantization_of(q: QArray | TransposedArray, contracting: Shape, batch: Shap
 
 
 def _same(
-    how: Quantization | None, found: Quantization, q: Any, contracting: Shape, batch: Shape
+    how: Quantization | None, own: Quantization, q: Any, contracting: Shape, batch: Shape
 ) -> bool:
-    if how is None or (how.dtype, how.symmetric) != (found.dtype, found.symmetric):
+    if how is None or (how.dtype, how.symmetric) != (own.dtype, own.symmetric):
         return False
     return _tiles(how, q, contracting, batch) == _clipped(q)
 

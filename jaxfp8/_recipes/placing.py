@@ -87,8 +87,8 @@ def torch_name(path: str) -> str:
 
 def name_of(mapping: Naming, path: str) -> Names:
     """The name, or the names, of tensors for the parameter at a path."""
-    found = mapping(path) if callable(mapping) else (mapping or {}).get(path)
-    return torch_name(path) if found is None else found
+    name = mapping(path) if callable(mapping) else (mapping or {}).get(path)
+    return torch_name(path) if name is None else name
 
 
 def assign(
@@ -195,13 +195,13 @@ def check(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]
     return jax.eval_shape(lambda held: _filled(operation, place, names, held.__getitem__), shapes)
 
 
-def check_dtype(operation: str, path: str, names: Names, found: Any, own: Any) -> None:
+def check_dtype(operation: str, path: str, names: Names, tensor: Any, own: Any) -> None:
     """Refuses bare codes and integers for a parameter of floats, and floats for one of integers."""
-    kinds = [jnp.issubdtype(dtype, jnp.floating) for dtype in (found.dtype, own.dtype)]
-    is_codes = found.dtype in FLOAT8 and own.dtype not in FLOAT8
+    kinds = [jnp.issubdtype(dtype, jnp.floating) for dtype in (tensor.dtype, own.dtype)]
+    is_codes = tensor.dtype in FLOAT8 and own.dtype not in FLOAT8
     if kinds[0] == kinds[1] and not is_codes:
         return
-    got, needs = f"is {found.dtype}", f"`{path}` is {own.dtype}"
+    got, needs = f"is {tensor.dtype}", f"`{path}` is {own.dtype}"
     remedy = "convert it, or give codes as a QArray with their scale"
     raise TypeError(message(operation, f"tensor `{names}`", got, needs, remedy))
 

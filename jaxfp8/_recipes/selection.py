@@ -70,11 +70,11 @@ class Selection:
             return self._default
         texts = self._texts(path, item)
         if self._pattern is not None:
-            found = any(map(self._pattern.search, texts))
+            answer = any(map(self._pattern.search, texts))
         else:
-            found = bool(self.given(path, item)) if callable(self.given) else path in self.paths
-        self._answers[texts] = found or self._answers.get(texts, False)
-        return found
+            answer = bool(self.given(path, item)) if callable(self.given) else path in self.paths
+        self._answers[texts] = answer or self._answers.get(texts, False)
+        return answer
 
     def unmatched(self) -> str:
         """A sentence on an empty selection, or an unknown path; "" if there is neither."""
@@ -102,8 +102,8 @@ def _is_text(given: Any) -> bool:
 
 def unmatched_rules(operation: str, rules: Sequence[Rule], paths: Collection[str]) -> list[str]:
     """A sentence for each rule without effect on `paths`; none for a rule of every path."""
-    found = [_unmatched(operation, rules[:i], rule, paths) for i, rule in enumerate(rules)]
-    return [text for text in found if text]
+    texts = [_unmatched(operation, rules[:i], rule, paths) for i, rule in enumerate(rules)]
+    return [text for text in texts if text]
 
 
 def _unmatched(operation: str, before: Sequence[Rule], rule: Rule, paths: Collection[str]) -> str:

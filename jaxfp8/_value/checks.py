@@ -39,13 +39,13 @@ def as_array(operation: str, name: str, value: Any) -> jax.Array:
 
 def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...]) -> np.dtype:
     """One of the `allowed` dtypes, given as a dtype, a type or a name."""
-    found = find_dtype(dtype)
-    if found is None or found not in allowed:
-        got = f"is {shown(dtype)}" if found is None else f"is {found.name}"
+    known = find_dtype(dtype)
+    if known is None or known not in allowed:
+        got = f"is {shown(dtype)}" if known is None else f"is {known.name}"
         remedy = "convert it with `.astype`" if name == "x" else "choose one of these"
         needs = f"{names(allowed)} is needed"
         raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
-    return found
+    return known
 
 
 def as_floats(operation: str, name: str, value: Any) -> jax.Array:

@@ -46,8 +46,8 @@ def subjaxprs(eqn: Any) -> list[Any]:
     values = eqn.params.values()
     own = [p.jaxpr for p in values if isinstance(p, HoldsJaxpr)]
     nested = [p.params for p in values if isinstance(getattr(p, "params", None), dict)]
-    found = (jaxpr for params in (eqn.params, *nested) for jaxpr in core.jaxprs_in_params(params))
-    return [open_jaxpr(jaxpr) for jaxpr in (*found, *own)]
+    direct = (jaxpr for params in (eqn.params, *nested) for jaxpr in core.jaxprs_in_params(params))
+    return [open_jaxpr(jaxpr) for jaxpr in (*direct, *own)]
 
 
 def has_effects(eqn: Any) -> bool:

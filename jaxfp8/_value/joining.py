@@ -193,12 +193,12 @@ def _tiles(operation: str, operand: str, parts: Sequence[QArray], axis: int) -> 
         if other == axis:
             sizes.append(0)
             continue
-        found = sorted({t[other] for t in tiles if t[other] < shape[other]})
-        if len(found) > 1:
-            got = f"have tiles of {' and '.join(map(str, found))} along axis {other}"
+        given = sorted({t[other] for t in tiles if t[other] < shape[other]})
+        if len(given) > 1:
+            got = f"have tiles of {' and '.join(map(str, given))} along axis {other}"
             needs = "one size, or one scale for the whole axis, is needed"
             raise ValueError(message(operation, f"`{operand}`", got, needs, _ALIKE))
-        sizes.append(found[0] if found else max(shape[other], 1))
+        sizes.append(given[0] if given else max(shape[other], 1))
     is_shared = any(a != axis and 1 < shape[a] == t for a, t in enumerate(sizes))
     sizes[axis] = _tile_along(
         [(q.shape[axis], t[axis]) for q, t in zip(parts, tiles, strict=True)], is_shared

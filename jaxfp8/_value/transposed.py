@@ -99,8 +99,8 @@ class TransposedArray(MatmulOperator):
         Args:
           axes: by axis of the result, the axis of this view.
         """
-        found = permutation("jaxfp8.TransposedArray.transpose", axes, self.ndim)
-        return view(self.stored, tuple(self.axes[axis] for axis in found))
+        order = permutation("jaxfp8.TransposedArray.transpose", axes, self.ndim)
+        return view(self.stored, tuple(self.axes[axis] for axis in order))
 
     def contiguous(self) -> Any:
         """A copy as a `QArray`, stored in the order of the view.
