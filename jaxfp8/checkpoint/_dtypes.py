@@ -28,12 +28,21 @@ BY_CODE: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
 }
 CODES = {dtype: code for code, dtype in BY_CODE.items()}
+# ggml's types that no array holds, as entries of GGUF files have them: "GGML_TYPE_Q4_K".
+GGML = "GGML_TYPE_"
 # Several values share one byte or three. Their size is known, so a file with them can be read. No
 # array of JAX or numpy holds them.
 BITS_OF_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 _BITS = {code: 8 * dtype.itemsize for code, dtype in BY_CODE.items()} | BITS_OF_PACKED
+
+
+def remedy(code: str) -> str:
+    """The way to an array from a tensor of a dtype that none holds."""
+    if code.startswith(GGML):
+        return "fetch the model's Q8_0, F16 or BF16 file, or make one with `llama-quantize`"
+    return "convert it"
 
 
 def bits(code: str) -> int | None:

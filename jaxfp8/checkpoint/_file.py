@@ -28,7 +28,7 @@ _SHORTEST_RUN = 4096
 _MOST_ROWS_BYTES = 8 << 20
 # Several threads read a run in parts of this many bytes. From the page cache to memory already in
 # use, eight threads copied 44 GB/s on 16 cores, and one copied 7.
-_PART_BYTES = 4 << 20
+PART_BYTES = 4 << 20
 _READERS = min(8, os.cpu_count() or 1)
 # A buffer at such an address can become an array of the CPU without a copy.
 _ALIGNMENT = 64
@@ -76,7 +76,7 @@ class File:
           CheckpointError: the file lost bytes since it was opened.
         """
         dtype = _dtypes.BY_CODE[entry.code]
-        bounds = _bounds(entry.shape, index)
+        bounds = bounds_of(entry.shape, index)
         shape = tuple(stop - start for start, stop in bounds)
         out = aligned(shape, dtype)
         if out.size:
@@ -112,11 +112,11 @@ class File:
 
     def _read_into(self, entry: Entry, start: int, target: Any) -> None:
         view = memoryview(target)
-        if len(view) <= _PART_BYTES:
+        if len(view) <= PART_BYTES:
             return self._read_part(entry, start, view)
-        places = range(0, len(view), _PART_BYTES)
+        places = range(0, len(view), PART_BYTES)
         readers = _readers_of(os.getpid())
-        parts = [view[place : place + _PART_BYTES] for place in places]
+        parts = [view[place : place + PART_BYTES] for place in places]
         reads = [
             readers.submit(self._read_part, entry, start + place, part)
             for place, part in zip(places, parts, strict=True)
@@ -168,7 +168,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return room[skip : skip + nbytes].view(dtype).reshape(shape)
 
 
-def _bounds(shape: tuple[int, ...], index: Index) -> list[tuple[int, int]]:
+def bounds_of(shape: tuple[int, ...], index: Index) -> list[tuple[int, int]]:
     """First and last index on each axis; an axis missing from the index is taken whole."""
     whole = (slice(None),) * (len(shape) - len(index))
     pairs = zip(shape, index + whole, strict=True)

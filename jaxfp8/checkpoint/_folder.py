@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfp8.checkpoint import _collector, _dtypes, _foreign, _markers
+from jaxfp8.checkpoint import _collector, _dtypes, _foreign, _gguf, _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
@@ -47,7 +47,7 @@ class Folder:
         place = pathlib.Path(path)
         with _collector.paused(), contextlib.ExitStack() as stack:
             paths, index, names = _paths(place)
-            self.files = {str(p): stack.enter_context(File(str(p))) for p in paths}
+            self.files = _gguf.opened([str(p) for p in paths], stack.enter_context)
             self.entries = _entries(self.files)
             _markers.check(self.files, self.entries)
             if index is not None:
@@ -55,14 +55,34 @@ class Folder:
             self.metadata: dict[str, str] = {}
             for file in self.files.values():
                 self.metadata |= file.header.metadata
-            folder = place if place.is_dir() else place.parent
-            mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
-            self.quantization = _quantization(folder, self.metadata, str(place), mistrals)
+            self._place = place if place.is_dir() else place.parent
+            self._mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
+            self.quantization = self._quantization()
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Close all files."""
         self._stack.close()
+
+    def config(self) -> dict[str, Any]:
+        """The model's config.json, or what the metadata of a GGUF file say of it; {} without one.
+
+        Raises:
+          CheckpointError: it cannot be read.
+        """
+        said = _gguf.config_of(self.files)
+        if said is None and (self._place / CONFIG).is_file():
+            said = read_json(self._place / CONFIG)
+        return said or {}
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the files are GGUF."""
+        return _gguf.quantization_of(self.files) is not None
+
+    def _quantization(self) -> dict[str, Any] | None:
+        said = _gguf.quantization_of(self.files)
+        return said or _quantization(self._place, self.metadata, self.path, self._mistrals)
 
     def is_zero(self, entry: Entry) -> bool:
         """Whether all values of a tensor are 0; it stops reading soon after another value."""
@@ -116,9 +136,9 @@ def _paths_of(
     place: pathlib.Path,
 ) -> tuple[list[pathlib.Path], pathlib.Path | None, dict[str, str]]:
     if place.is_file() and not place.match(_INDICES):
-        return [place], None, {}
+        return _gguf.parts_of(place), None, {}
     if not place.is_dir() and not place.is_file():
-        needs = "a safetensors file or a folder of them is needed"
+        needs = "a safetensors or GGUF file, or a folder of them, is needed"
         what = "that is no regular file" if place.exists() else "there is no such path"
         raise CheckpointError(place, "", what, needs, "check the path")
     path = _index_of(place)
@@ -131,6 +151,7 @@ def _paths_of(
         needs = f"several files need an index, such as {INDEX}"
         remedy = "fetch the index too, or name one file"
         raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
+    found = found or _gguf.files_in(place)
     if not found:
         raise _foreign.without(place)
     return found, None, {}

@@ -47,7 +47,7 @@ _PICKLE = Kind(words="a pickle, as torch.save wrote it before 1.6", remedy=_IN_T
 _NPZ = Kind(words="an npz of numpy", remedy=f"read it with `numpy.load` {_FROM_ARRAYS}")
 _NPY = Kind(words="an npy of numpy", remedy=f"read it with `numpy.load` {_FROM_ARRAYS}")
 _KERAS = Kind(words="a model of Keras 3", remedy=f"load it with Keras {_FROM_ARRAYS}")
-_GGUF = Kind(words="a GGUF file of llama.cpp", remedy=_OTHERS_SAFETENSORS)
+_GGUF = Kind(words="a GGUF file of llama.cpp", remedy="name the file itself")
 _GGML = Kind(words="a GGML file of llama.cpp", remedy=_OTHERS_SAFETENSORS)
 _HDF5 = Kind(words="an HDF5 file (Keras, TensorFlow)", remedy=f"read it with h5py {_FROM_ARRAYS}")
 _ONNX = Kind(words="an ONNX model", remedy=_OTHERS_SAFETENSORS)

@@ -242,6 +242,11 @@ def _plain(name: str, scheme: Scheme) -> Callable[[Mapping[str, Any], str], Form
     return lambda config, path: Format(name=name, schemes=(scheme,))
 
 
+def _gguf(config: Mapping[str, Any], path: str) -> Format:
+    scheme = Scheme(kind="int", granularity="block", block=(1, 32), activations="floats")
+    return Format(name=f"GGUF of {config.get('family')}", schemes=(scheme,))
+
+
 def _block(size: Any, path: str) -> tuple[int, int]:
     if isinstance(size, str):  # "128x128", in old configurations
         parts = size.lower().split("x")
@@ -277,6 +282,8 @@ _COMPRESSED = (
     "naive-quantized",
     "pack-quantized",
     "mxfp8-quantized",
+    "float8_e5m2-quantized",  # what `save` calls codes that servers cannot hold
+    "uint8-quantized",
     "mixed-precision",
     "dense",
 )
@@ -368,6 +375,7 @@ _METHODS: dict[str, tuple[Callable[[Mapping[str, Any], str], Format], tuple[str,
         ),
     ),
     "quanto": (_quanto, ("weights", "activations")),
+    "gguf": (_gguf, ("family",)),
 }
 # Formats that are not read, and their writers.
 _OTHERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
+from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._inspect import CheckpointSummary, summary
 from jaxfp8.checkpoint._items import Item
 from jaxfp8.checkpoint._plan import plan
@@ -91,9 +93,23 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         """Shape and dtype of the entry under a name; no values are read."""
         return self._items[name].struct()
 
+    def config(self) -> dict[str, Any]:
+        """The model's config.json; of a GGUF file, what its metadata say in the same words.
+
+        {} without one, and for families of GGUF models without a table of names.
+
+        Raises:
+          CheckpointError: it cannot be read.
+        """
+        return self._folder.config()
+
     def nbytes(self, name: str) -> int:
         """Bytes in the files of the entry under a name, its scale included."""
         return self._items[name].nbytes
+
+    def entry(self, name: str) -> Entry:
+        """The tensor of the file under a name: of an 8-bit weight, its codes."""
+        return self._items[name].value.entry
 
     def raw(self, name: str) -> np.ndarray:
         """The values of a tensor as the file has them, on the host; `name` is the file's."""
@@ -121,7 +137,7 @@ def load(
     left out.
 
     Args:
-      path: a safetensors file, or a folder with one, or with several and an index.
+      path: a safetensors or GGUF file, or a folder with one, or with several and an index.
       sharding: where arrays go. A `Sharding` for all (an array takes as many axes of it as it
         has), one by name, or a function of the name and a `jax.ShapeDtypeStruct`; None, and names
         that are not mentioned, are the default device. Each device reads its own slice. A scale is

@@ -140,8 +140,8 @@ class _Planning:
             found = f"is a {what}{by}"
             raise CheckpointError(entry.file, entry.name, found, needs, f"{AGAIN}, or remove it")
         if entry.code not in _dtypes.BY_CODE:
-            needs = "no array of JAX holds it"
-            raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, "convert it")
+            needs, remedy = "no array of JAX holds it", _dtypes.remedy(entry.code)
+            raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
         like = self._like_a_scale(entry)
         if entry.code in FP8 and not self._unscaled:
             _weight.refuse_bare(entry, entry.name, like)

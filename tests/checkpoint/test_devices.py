@@ -143,7 +143,7 @@ def large(tmp_path):
 
 def test_a_tensor_of_several_parts_is_read_whole(tmp_path):
     path, values = large(tmp_path)
-    assert values.nbytes > 2 * _file._PART_BYTES
+    assert values.nbytes > 2 * _file.PART_BYTES
     loaded = checkpoint.load(path)["a.weight"].qvalue
     np.testing.assert_array_equal(np.asarray(loaded).view(np.uint8), values.view(np.uint8))
 
@@ -151,7 +151,7 @@ def test_a_tensor_of_several_parts_is_read_whole(tmp_path):
 def test_a_file_that_is_cut_in_a_later_part_is_an_error(tmp_path):
     path, _ = large(tmp_path)
     with checkpoint.open(path) as opened:
-        os.truncate(path, 2 * _file._PART_BYTES)
+        os.truncate(path, 2 * _file.PART_BYTES)
         with pytest.raises(checkpoint.CheckpointError, match="cut short while it was read"):
             opened["a.weight"]
 

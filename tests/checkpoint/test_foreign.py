@@ -46,7 +46,6 @@ def numpys(save):
 OLD_TORCH = 0x1950A86A20F9469CFC6C
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 KINDS = {
-    "GGUF": ("m.gguf", b"GGUF\x03\0\0\0\x7b" + bytes(99), "GGUF", "safetensors files instead"),
     "GGML": ("m.bin", b"lmgg" + bytes(99), "GGML", "safetensors files instead"),
     "torch": ("pytorch_model.bin", zipped("archive/data.pkl"), "torch.save", "weights_only=True"),
     "torch in any name": ("model", zipped("m/version"), "torch.save", "save_file"),
@@ -96,7 +95,7 @@ def test_a_file_of_another_kind_is_named(tmp_path, monkeypatch, case):
     assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing was unpickled
 
 
-@pytest.mark.parametrize("name", ["GGUF", "torch", "HDF5", "msgpack", "npz"])
+@pytest.mark.parametrize("name", ["GGML", "torch", "HDF5", "msgpack", "npz"])
 def test_a_folder_of_such_files_names_them(tmp_path, name):
     file, data, words, remedy = KINDS[name]
     (tmp_path / "config.json").write_text("{}")
