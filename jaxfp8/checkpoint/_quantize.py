@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
 from jaxfp8._value.tables import size
-from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _names, _save, _write
+from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _kept, _names, _save, _write
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
@@ -41,9 +41,6 @@ _OPERATION = "jaxfp8.checkpoint.quantize"
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
 _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
-# Layers usually kept in floats: look-up tables, the head, routers of experts, norms.
-_KEPT = ("embed", "wte", "wpe", "lm_head", "norm", "router", "ln_")
-_KEPT_WHOLE = ("gate", "head", "output")
 # Weights in other forms. A copy would put the float model next to the new one.
 _OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot"}
 _ONLY = "model.safetensors"
@@ -71,7 +68,7 @@ def quantize(
         static recipe no scale is calibrated here, so it tells of dynamic ones.
       where: which of the matrices named "....weight": a regular expression that is searched in the
         name, a collection of names, or a function of name and shape. None leaves embeddings, heads,
-        norms and routers in floats.
+        norms, routers of experts and gates of one row in floats, by name and by shape.
       overwrite: whether to replace what is at `dst`.
 
     Returns:
@@ -99,7 +96,7 @@ def quantize(
         text = f"`{_OPERATION}`: `recipe` leaves weights in floats, but 8 bits are"
         raise ValueError(f"{text} made here; use one such as `jaxfp8.FP8_DYNAMIC`.")
     place = pathlib.Path(dst)
-    _check_apart(pathlib.Path(src), place)
+    check_apart(pathlib.Path(src), place)
     _write.check_free(place, overwrite)
     folder = Folder(src)
     try:
@@ -121,7 +118,7 @@ def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
     folder = Folder(src)
     try:
         selects = _selection(where)
-        return {name: _why_left(entry, selects) for name, entry in _checked(folder).items()}
+        return _reasons(_checked(folder), selects)
     finally:
         folder.close()
 
@@ -146,21 +143,22 @@ class _Job:
         self._folder, self._place, self._recipe = folder, place, recipe
         self._how = recipe.weight
         selects = _selection(where)
-        self._reasons = {n: _why_left(e, selects) for n, e in _checked(folder).items()}
+        self._reasons = _reasons(_checked(folder), selects)
         selects.tell()
         self._weights = {
             name: _Weight(entry, _struct(entry, self._how))
             for name, entry in folder.entries.items()
             if not self._reasons[name]
         }
-        held = {n: _compressed.held(n, w.struct) for n, w in self._weights.items()}
+        structs = {name: weight.struct for name, weight in self._weights.items()}
+        self._forms = _compressed.forms(structs, _save.block_of(recipe))
         wide = [
             _names.module_of(e.name)
             for e in folder.entries.values()
             if e.name not in self._weights and _save.is_linear(e.name, e.shape)
         ]
-        activation = _save.activation_of(recipe)
-        self._config = _compressed.config(held, wide, activation) if held else None
+        inputs = dict.fromkeys(self._forms, _save.activation_of(recipe))
+        self._config = _compressed.config(self._forms, wide, inputs) if self._forms else None
         self._work = place.parent / f".{place.name}.quantizing"
         self._rows = self._resume()
 
@@ -178,9 +176,9 @@ class _Job:
         source = pathlib.Path(self._folder.path)
         config: dict[str, Any] = {}
         if source.is_dir():
-            _copy_others(source, self._work)
-            if (source / _folder.CONFIG).is_file():
-                config = _folder.read_json(source / _folder.CONFIG)
+            copy_others(source, self._work)
+        if source.is_dir() or self._folder.is_gguf:
+            config = self._folder.config()
         if self._config is not None:
             config[_folder.QUANTIZATION] = self._config
         if config:
@@ -244,10 +242,11 @@ class _Job:
         if entry.name not in self._weights:
             yield entry.name, entry.code, entry.shape
             return
-        for name, leaf in _save.stored(entry.name, self._weights[entry.name].struct).items():
-            is_one = name != entry.name and math.prod(leaf.shape) == 1
-            shape = (1,) if is_one else tuple(leaf.shape)  # as servers have it
-            yield name, _save.code_of(name, np.dtype(leaf.dtype)), shape
+        for name, part in self._stored(entry.name).items():
+            yield name, part.code, part.shape
+
+    def _stored(self, name: str) -> dict[str, _save.Stored]:
+        return _save.stored(name, self._weights[name].struct, self._forms[name])
 
     def _tensor(
         self, descriptor: int, file: File, entry: Entry, entries: dict[str, Entry]
@@ -266,11 +265,11 @@ class _Job:
             errors.append(accuracy.error(values, dequantize(q, jnp.float32)))
             scales.append(_save.on_host(q.scale))
             zeros.append(None if q.zero_point is None else _save.on_host(q.zero_point))
-        parts = list(_save.stored(entry.name, self._weights[entry.name].struct))
+        parts = list(self._stored(entry.name))
         small: tuple[list[Any], ...] = (scales, zeros)
         for name, pieces in zip(parts[1:], small, strict=False):
             shape = entries[name].shape
-            whole = pieces[0].reshape(shape) if shape == (1,) else np.concatenate(pieces)
+            whole = pieces[0] if math.prod(shape) == 1 else np.concatenate(pieces)
             _write.write_at(descriptor, entries[name].start, whole)
         after = sum(entries[name].nbytes for name in parts)
         return dataclasses.replace(
@@ -330,7 +329,7 @@ def _struct(entry: Entry, how: Quantization) -> QArray:
     return QArray(make(entry.shape, how.dtype), make(counts, how.scale_dtype), zero, tiles=tiles)
 
 
-def _check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
+def check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
     """Refuses to replace the source, or a folder around it."""
     inner, outer = (pathlib.Path(os.path.realpath(path)) for path in (source, place))
     if inner == outer or outer in inner.parents:
@@ -353,8 +352,17 @@ def _checked(folder: Folder) -> dict[str, Entry]:
     return folder.entries
 
 
-def _why_left(entry: Entry, selects: Selection) -> str:
-    """Why a tensor is not quantised; "" if it is."""
+def _reasons(entries: Mapping[str, Entry], selects: Selection) -> dict[str, str]:
+    """By name, why a tensor is not quantised; "" if it is."""
+    kept = {} if selects.given is not None else _kept.reasons(_shapes(entries))
+    return {name: _why_left(entry, selects, kept) for name, entry in entries.items()}
+
+
+def _shapes(entries: Mapping[str, Entry]) -> dict[str, Shape]:
+    return {name: entry.shape for name, entry in entries.items()}
+
+
+def _why_left(entry: Entry, selects: Selection, kept: Mapping[str, str]) -> str:
     if entry.code not in _FLOATS:
         return f"its dtype is {entry.code}"
     if _names.last(entry.name) != "weight":
@@ -363,11 +371,8 @@ def _why_left(entry: Entry, selects: Selection) -> str:
         return f"its shape is {list(entry.shape)}, not [N, K]"
     if selects.given is not None:
         return "" if selects(entry.name, entry.shape) else "it is not chosen"
-    module = _names.module_of(entry.name)
-    kept = [part for part in _KEPT if part in module]
-    if kept or _names.last(module) in _KEPT_WHOLE:
-        return f"{kept[0] if kept else _names.last(module)!r} is kept in floats unless it is chosen"
-    return ""
+    why = kept.get(entry.name)
+    return f"{why}; it stays in floats unless it is chosen" if why else ""
 
 
 def _left(entry: Entry, reason: str) -> Change:
@@ -402,9 +407,10 @@ def _note(journal: Any, row: Change) -> None:
     os.fsync(journal.fileno())
 
 
-def _copy_others(source: pathlib.Path, to: pathlib.Path) -> None:
-    """Copies tokenizers and other files without weights."""
+def copy_others(source: pathlib.Path, to: pathlib.Path) -> None:
+    """Copies tokenizers and other files that say nothing of weights."""
     for path in source.iterdir():
-        is_ours = path.name in (_folder.INDEX, _folder.CONFIG, _JOB, _JOURNAL)
-        if path.is_file() and not is_ours and path.suffix not in _OTHER_WEIGHTS:
+        is_ours = path.name in (_folder.CONFIG, _folder.MODELOPT_CONFIG, _JOB, _JOURNAL)
+        is_index = ".safetensors.index" in path.name
+        if path.is_file() and not (is_ours or is_index) and path.suffix not in _OTHER_WEIGHTS:
             shutil.copyfile(path, to / path.name)

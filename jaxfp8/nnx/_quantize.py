@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxfp8.nnx._wide import read_elsewhere, weight_name, wide_parameters
 
 Selects = Callable[[str, nnx.Module], bool]  # of path and module
 _OPERATION = "jaxfp8.nnx.quantize"
+_TABLES = "tables stay in floats unless they are chosen"
 
 
 def quantize(
@@ -45,7 +47,8 @@ def quantize(
       recipe: such as `jaxfp8.FP8_W8A16`; or rules in order of precedence, `jaxfp8.Rule`s or those
         of qwix. The first match of a layer's path counts. Layers without one stay.
       where: which layers: a regular expression to search in the path, a collection of paths, or a
-        function of path and module. By default all.
+        function of path and module. By default all but `nnx.Embed`: tables of tokens stay in
+        floats, as in `jaxfp8.checkpoint.quantize`, unless `where` or a rule chooses them.
       sample: positional arguments for a call of a copy of the model. Static scales come from the
         inputs of its layers then. A layer stays as it is if another module reads its weight, such
         as a wrapper for normalised weights. Without a sample, layers inside `nnx.WeightNorm` and
@@ -104,6 +107,7 @@ def replace_layers(
             return module
         chosen = choose(rules, path)
         reason = _why_left(path, module, chosen, selects) or read.get(path, "")
+        reason = reason or _why_floats(path, module, rules, selects)
         twin = module
         if chosen is not None and not reason:
             _check_scale(rules, path, module, scales)
@@ -206,6 +210,14 @@ def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Sel
     return why_unfit(module) if recipe is not None else "no rule gives it a recipe"
 
 
+def _why_floats(path: str, module: nnx.Module, rules: tuple[Rule, ...], selects: Selection) -> str:
+    """Why a table stays in floats: nobody chose it by its path."""
+    if not isinstance(module, nnx.Embed) or selects.given is not None:
+        return ""
+    rule = next(rule for rule in rules if re.search(rule.where, path))
+    return "" if rule.where != Rule.where else _TABLES
+
+
 def row(
     path: str, before: nnx.Module, after: nnx.Module, *, reason: str = "", recipe: str = ""
 ) -> Change:
@@ -277,7 +289,7 @@ def _check_scale(
 def _check_some(layers: Sequence[Change]) -> None:
     """Refuses a call without effect, if everything is in 8 bits already."""
     already = [row for row in layers if row.reason == "it is in 8 bits already"]
-    if already and len(already) == len(layers):
+    if already and len(already) == sum(row.reason != _TABLES for row in layers):
         got, needs = f"is in 8 bits already, all {len(already)} layers", "float layers are needed"
         remedy = "undo it with `jaxfp8.nnx.dequantize`"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))

@@ -93,6 +93,56 @@ def test_where_chooses_the_weights(source, tmp_path):
     assert [row.path for row in report.changed] == ["layers.1.up.weight"]
 
 
+# Weights of many families by their own names: their kind and their rows, or None for a layer's.
+FAMILIES = {
+    "lm_head": ("a head", 64),
+    "model.embed_tokens": ("a table", 64),
+    "transformer.wte": ("a table", 64),
+    "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": ("a table", 32),
+    "tok_emb": ("a table", 64),
+    "shared": ("a table", 64),
+    "model.layers.0.mlp.gate": ("a router", 8),
+    "model.layers.0.block_sparse_moe.gate": ("a router", 8),
+    "model.layers.0.feed_forward.router": ("a router", 8),
+    "model.layers.0.mlp.router.linear": ("a router", 8),
+    "model.layers.0.mlp.gate.wg": ("a router", 8),
+    "model.layers.0.mlp.shared_expert_gate": ("a router or a gate", 1),
+    "model.layers.0.mlp.switch": ("a gate: it has one row", 1),
+    "model.layers.0.moe.choose": ("a router: it has a row for each of the 3 experts", 3),
+    "model.layers.1.shared_head.head": ("a head", 64),
+    "score": ("a head", 8),
+    "classifier.dense": ("a head", 32),
+    "output": ("a head", 60),
+    "to_tokens": ("a head: it has a row for each of the 64 tokens", 64),
+    "model.layers.0.moe.experts.0.up": (None, 3),
+    "model.layers.0.moe.experts.1.up": (None, 32),
+    "model.layers.0.moe.experts.2.up": (None, 32),
+    "model.layers.0.mlp.gate_proj": (None, 64),
+    "model.layers.0.mlp.gate_up_proj": (None, 64),
+    "model.layers.0.mlp.shared_expert.gate_proj": (None, 64),
+    "model.layers.0.self_attn.g_proj": (None, 32),
+    "model.layers.0.self_attn.kv_b_proj": (None, 64),
+    "transformer.h.0.attn.c_attn": (None, 96),
+    "encoder.layer.0.attention.output": (None, 32),
+    "model.layers.0.linear_attn.in_proj_qkvz": (None, 64),
+}
+
+
+def test_routers_gates_heads_and_tables_stay_in_floats(tmp_path):
+    tree = {f"{name}.weight": jnp.ones((rows, 32)) for name, (_, rows) in FAMILIES.items()}
+    checkpoint.save(tmp_path / "float", tree)
+    report = checkpoint.quantize(tmp_path / "float", tmp_path / "new", jaxfp8.FP8_DYNAMIC)
+    reasons = {row.path.removesuffix(".weight"): row.reason for row in report.rows}
+    for name, (kind, _) in FAMILIES.items():
+        assert reasons[name].startswith(kind or "") and bool(reasons[name]) == bool(kind), name
+    loaded = checkpoint.load(tmp_path / "new")
+    assert len([q for q in loaded.values() if isinstance(q, jaxfp8.QArray)]) == 11
+    (row,) = checkpoint.quantize(
+        tmp_path / "float", tmp_path / "one", jaxfp8.FP8_DYNAMIC, where=r"^lm_head"
+    ).changed
+    assert row.path == "lm_head.weight"
+
+
 def test_a_run_that_was_cut_off_goes_on(source, tmp_path, monkeypatch):
     whole = checkpoint.quantize(source, tmp_path / "whole", jaxfp8.FP8_BLOCK)
     plain, made = _quantize._Job._tensor, []

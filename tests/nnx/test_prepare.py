@@ -29,7 +29,7 @@ class Model(nnx.Module):
 
 def model(recipe):
     made = Model()
-    jaxfp8.nnx.quantize(made, recipe)
+    jaxfp8.nnx.quantize(made, recipe, where=".")
     return made
 
 
@@ -98,7 +98,7 @@ def test_a_stacked_layer_is_scanned():
             self.layers = stack(jax.random.split(jax.random.key(0), 3))
 
     made, x = Stacked(), jax.random.normal(jax.random.key(1), (2, 64))
-    jaxfp8.nnx.quantize(made, jaxfp8.INT8_DYNAMIC)
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8_DYNAMIC, where=".")
 
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
     def run(x, layer):
@@ -213,7 +213,7 @@ def test_a_model_prepared_for_a_gpu_goes_back_to_floats(on_gpu, recipe):
     for one in (made, other):
         jaxfp8.nnx.dequantize(one)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(made), nnx.state(other))
-    jaxfp8.nnx.quantize(made, recipe)
+    jaxfp8.nnx.quantize(made, recipe, where=".")
     jaxfp8.nnx.prepare(made)
     made.dense.weight = made.dense.weight.unprepare()
     assert made.dense.prepared is None and isinstance(made.dense.weight, jaxfp8.QArray)
@@ -253,7 +253,7 @@ def test_a_stacked_layer_is_scanned_as_on_a_gpu(on_gpu):
 
     made = nnx.Sequential(stack(jax.random.split(jax.random.key(0), 3)))
     x = jax.random.normal(jax.random.key(1), (2, 64))
-    jaxfp8.nnx.quantize(made, jaxfp8.INT8_ASYMMETRIC)
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8_ASYMMETRIC, where=".")
 
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
     def run(x, layer):

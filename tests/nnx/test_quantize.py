@@ -52,7 +52,7 @@ LAYERS = 6 + 2
 def test_model_stays_close_and_shrinks(recipe, least):
     model = Model()
     exact = run(model, IDS)
-    changes = jaxfp8.nnx.quantize(model, recipe)
+    changes = jaxfp8.nnx.quantize(model, recipe, where=".")
     assert len(changes.changed) == LAYERS and not changes.left
     assert changes.bytes_saved > 0.5 * sum(row.bytes_before for row in changes.rows)
     for got, want in zip(run(model, IDS), exact, strict=True):
@@ -78,7 +78,7 @@ def test_strict_promotion_is_no_reason_to_fail():
 
 def test_weights_are_no_longer_there_in_floats():
     model = Model()
-    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, where=".")
     wide = [v[...] for _, v in nnx.to_flat_state(nnx.state(model, nnx.Param))]
     assert max(x.ndim for x in wide) <= 2 and max(x.size for x in wide) <= 32
 
@@ -124,6 +124,25 @@ def test_where_may_be_a_function():
         Model(), jaxfp8.FP8_W8A16, where=lambda path, layer: isinstance(layer, nnx.Embed)
     )
     assert [row.path for row in changes.changed] == ["embed"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "where", "is_changed"),
+    [
+        (jaxfp8.FP8_W8A16, None, False),
+        (jaxfp8.FP8_W8A16, "embed", True),
+        ([jaxfp8.Rule(where="embed", recipe=jaxfp8.FP8_W8A16)], None, True),
+        ([jaxfp8.Rule(where="up", recipe=None), jaxfp8.FP8_W8A16], None, False),
+    ],
+    ids=["by default", "chosen", "by a rule", "by a rule for the rest"],
+)
+def test_a_table_stays_in_floats_unless_it_is_chosen(recipe, where, is_changed):
+    model = Model()
+    changes = jaxfp8.nnx.quantize(model, recipe, where=where)
+    assert ("embed" in {row.path for row in changes.changed}) == is_changed
+    assert isinstance(model.embed, jaxfp8.nnx.Embed) == is_changed
+    reasons = {row.path: row.reason for row in changes.left}
+    assert is_changed or "tables stay in floats" in reasons["embed"]
 
 
 def test_first_rule_that_matches_a_path_counts():
@@ -381,7 +400,7 @@ def test_wrong_use_says_what_to_do(call, error, says):
 def test_quantising_twice_is_refused_where_nothing_is_left_to_do():
     model = Model()
     jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, where="blocks")
-    assert len(jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16).changed) == 2
+    assert len(jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16).changed) == 1
     with pytest.raises(ValueError, match="is in 8 bits already, all"):
         jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
 

@@ -186,7 +186,8 @@ def test_tied_embedding_is_one_row():
         def __call__(self, ids):
             return self.table.attend(self.table(ids))
 
-    (row,) = jaxfp8.nnx.report(Tied(), jnp.arange(5), recipe=jaxfp8.INT8_DYNAMIC).rows
+    sample = jnp.arange(5)
+    (row,) = jaxfp8.nnx.report(Tied(), sample, recipe=jaxfp8.INT8_DYNAMIC, where="table").rows
     assert row.calls == 2 and row.activation is not None
 
 
