@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jaxfp8
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 
@@ -76,12 +78,15 @@ class Config:
 
 
 def read(folder: str | os.PathLike[str]) -> Config:
-    """The configuration of a folder as it was downloaded.
+    """The configuration of a folder as it was downloaded, or of a GGUF file.
 
     Raises:
       ValueError: config.json is missing or broken, or as of `parse`.
     """
     path = pathlib.Path(folder) / "config.json"
+    if not path.is_file() and is_gguf(folder):
+        with jaxfp8.checkpoint.open(folder) as tensors:
+            return parse(tensors.config())
     if not path.is_file():
         raise ValueError(f"{path} is missing; give the folder as it was downloaded")
     try:
@@ -92,6 +97,12 @@ def read(folder: str | os.PathLike[str]) -> Config:
         return parse(said)
     except KeyError as error:
         raise ValueError(f"{path} lacks {error}; fetch it again") from error
+
+
+def is_gguf(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a GGUF file, or a folder of one."""
+    place = pathlib.Path(path)
+    return place.suffix == ".gguf" or any(place.glob("*.gguf"))
 
 
 def parse(said: Mapping[str, Any]) -> Config:

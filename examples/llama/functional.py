@@ -119,7 +119,8 @@ def decoder(
     """
     table = params["embed"]
     if isinstance(table, jaxfp8.QArray):
-        table = jaxfp8.dequantize(table)  # `jaxfp8.rewrite` widens the rows that are taken alone
+        # `jaxfp8.rewrite` widens the rows that are taken alone.
+        table = jaxfp8.dequantize(table, dtype)
     x = table[ids].astype(dtype)
 
     def step(number: Any, carry: Any, own: Params) -> Any:

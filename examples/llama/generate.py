@@ -22,11 +22,13 @@ from llama.serve import Server, generate, server
 
 DESCRIPTION = """\
 Generates text from a folder as it was downloaded: config.json, safetensors in 8 bits or in floats,
-and tokenizer.json. Weights go from the disk to the device in their 8 bits. Decoding multiplies
-floats by them, prefill 8 bits by 8 bits; keys and values are kept in FP8.
+and tokenizer.json. A GGUF file in Q8_0 will do too, with its tokenizer.json beside it. Weights go
+from the disk to the device in their 8 bits. Decoding multiplies floats by them, prefill 8 bits by 8
+bits; keys and values are kept in FP8.
 
     python examples/llama/generate.py FOLDER "The first law of robotics"
     python examples/llama/generate.py FOLDER --ids 1,450,937 --ids 1,306 --compare
+    python examples/llama/generate.py MODEL.gguf --ids 1,450,937
 """
 
 

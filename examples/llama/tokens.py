@@ -15,7 +15,8 @@ def tokenizer(folder: str | os.PathLike[str]) -> Any:
     Raises:
       ValueError: it, or the library, is missing; it says what to do.
     """
-    path = pathlib.Path(folder) / "tokenizer.json"
+    place = pathlib.Path(folder)
+    path = (place.parent if place.is_file() else place) / "tokenizer.json"
     if not path.exists():
         raise ValueError(f"{path} is missing; give token ids with --ids")
     if importlib.util.find_spec("tokenizers") is None:

@@ -1,10 +1,13 @@
 """The decoder of examples/llama: against float64, between its forms, alone and in batches."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from llama_example.llama_checkpoints import FAMILIES, LLAMA, logits, write
+from checkpoint import files, gguf_files
+from llama_example.llama_checkpoints import FAMILIES, LLAMA, floats, is_linear, logits, write
 
 import jaxfp8
 from llama import invent, load, serve
@@ -63,6 +66,135 @@ def test_plain_functions_with_a_scan_are_the_same_decoder(tmp_path, family, form
     exact = logits(FAMILIES[family], write(tmp_path / "m", FAMILIES[family], format), IDS)[-1]
     made = load.functions(tmp_path / "m", cache="f32", prefill_in_8_bits=False, **F32)
     np.testing.assert_allclose(first(made, [IDS])[0], exact, rtol=1e-5, atol=1e-5)
+
+
+GGUF = {
+    "llama": LLAMA | {"intermediate_size": 64},
+    "qwen 2": FAMILIES["qwen 2"] | {"intermediate_size": 64},
+    "mixtral": FAMILIES["mixtral"] | {"intermediate_size": 64},
+    "qwen 3 moe": FAMILIES["qwen 3 moe"] | {"moe_intermediate_size": 32, "norm_topk_prob": True},
+}
+
+
+@pytest.mark.parametrize("family", GGUF)
+def test_a_gguf_file_is_the_same_decoder(tmp_path, family):
+    said = GGUF[family] | {"num_hidden_layers": 1}
+    data, exact = gguf_files.model(said, floats(said))
+    (tmp_path / "m.gguf").write_bytes(data)
+    model, changes = load.model(tmp_path / "m.gguf", **F32)
+    assert len(changes.changed) == len([n for n in exact if gguf_files.is_8_bit(n)]) - (
+        0 if not said.get("num_experts", said.get("num_local_experts")) else 2 * 3
+    )
+    want = logits(said, exact, IDS)[-1]
+    got = first(serve.server(model, cache="f32", prefill_in_8_bits=False), [IDS])
+    np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-4)
+    if family == "llama":
+        made = load.functions(tmp_path, cache="f32", prefill_in_8_bits=False, **F32)
+        np.testing.assert_allclose(first(made, [IDS])[0], want, rtol=1e-4, atol=1e-4)
+        close = first(serve.server(model, cache="f32"), [IDS])[0]  # inputs in 8 bits too
+        assert 0 < off(close, want) < 0.05
+
+
+# Configurations of real models, with other sizes.
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 39,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "hidden_size": 160,
+    "initializer_range": 0.02,
+    "intermediate_size": 384,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 1,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 144,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 40,
+}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 39,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "num_local_experts": 3,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 40,
+}
+
+
+def published(path, said):
+    """A folder as Qwen and Mixtral's quantisers write it, and what it stands for in float64."""
+    blocks, tensors, exact = said is QWEN3_MOE, {}, {}
+    for name, w in floats(said).items():
+        kept = not is_linear(name)
+        q = jaxfp8.quantize(w, tiled_axes={0: 128, 1: 128} if blocks and not kept else {})
+        exact[name] = np.asarray(w if kept else jaxfp8.dequantize(q), np.float64)
+        if kept:
+            tensors[name] = np.asarray(w)
+            continue
+        tensors[name] = np.asarray(q.qvalue)
+        if blocks:
+            tensors[f"{name}_scale_inv"] = np.asarray(q.scale)
+        else:
+            tensors[f"{name}_scale"] = np.asarray(q.scale).reshape(())
+            tensors[name.replace("weight", "input_scale")] = np.float32(0.1)
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic" if blocks else "static"}
+    if blocks:
+        gates = [f"model.layers.{i}.mlp.gate" for i in range(said["num_hidden_layers"])]
+        fp8 |= {"fmt": "e4m3", "weight_block_size": [128, 128]}
+        fp8["modules_to_not_convert"] = ["lm_head", *gates]
+    else:
+        fp8 |= {"ignored_layers": ["lm_head", "model.layers.0.block_sparse_moe.gate"]}
+    files.folder(path, tensors, files=2)
+    (path / "config.json").write_text(json.dumps({**said, "quantization_config": fp8}))
+    return exact
+
+
+@pytest.mark.parametrize("said", [QWEN3_MOE, MIXTRAL], ids=lambda said: said["model_type"])
+def test_a_folder_as_published_is_the_same_decoder(tmp_path, capsys, said):
+    want = logits(said, published(tmp_path / "m", said), IDS)[-1]
+    model, changes = load.model(tmp_path / "m", **F32)
+    assert len(changes.changed) == 4 + 3
+    got = first(serve.server(model, cache="f32", prefill_in_8_bits=False), [IDS])
+    np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-4)
+    assert main([str(tmp_path / "m"), "--ids", "1,2,3", "--tokens", "2"]) == 0
+    assert len(capsys.readouterr().out.split(",")) == 2
 
 
 def test_decoding_token_by_token_gives_what_prefill_gives(folder):
