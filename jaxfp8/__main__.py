@@ -20,6 +20,7 @@ from jaxfp8._recipes.selection import nearest
 from jaxfp8._rewrite import show
 from jaxfp8._value.files import why_not_written, write_whole
 from jaxfp8.checkpoint._quantize import reasons
+from jaxfp8.checkpoint._save import FORMATS
 
 _EXPLAIN = """\
 Traces FUNCTION with the arguments that MAKE_ARGS() returns (a tuple; shapes made by
@@ -40,6 +41,7 @@ _OPTIONS = {
     "`platform`": "--target",
     "`capability`": "--target",
     "`overwrite=True`": "--overwrite",
+    "`floats=True`": "--floats",
 }
 
 
@@ -179,14 +181,16 @@ def _add_measurements(commands: Any) -> None:
 
 
 def _add_checkpoints(commands: Any) -> None:
-    """The commands on checkpoints: `inspect` and `quantize`."""
+    """The commands on checkpoints: `inspect`, `quantize` and `convert`."""
     look = commands.add_parser(
         "inspect",
         help="what a checkpoint holds, and how its weights would load",
         description="Prints the format, arrays, bytes and scales of a checkpoint, and reads "
         "none of its weights. Exit code 1 if it would not load, 2 if arguments are wrong.",
     )
-    look.add_argument("path", metavar="PATH", type=_path, help="a safetensors file, or a folder")
+    look.add_argument(
+        "path", metavar="PATH", type=_path, help="a safetensors or GGUF file, or a folder"
+    )
     look.add_argument("--json", metavar="FILE", help="write it as JSON too")
     look.set_defaults(run=_inspect)
     quantize = commands.add_parser(
@@ -197,21 +201,33 @@ def _add_checkpoints(commands: Any) -> None:
         "DST is taken or cannot be written; 2 if arguments are wrong, or choose no weight.",
     )
     quantize.add_argument(
-        "source", metavar="SRC", type=_path, help="a safetensors file or folder, in floats"
-    )
-    quantize.add_argument("target", metavar="DST", type=_path, help="the folder to make")
-    quantize.add_argument(
         "--recipe", choices=_recipes(), required=True, help="how weights are held"
     )
     quantize.add_argument(
         "--only", metavar="REGEX", help="quantise the weights whose names it matches"
     )
-    quantize.add_argument("--json", metavar="FILE", help="write the report as JSON too")
-    quantize.add_argument(
-        "--overwrite", action="store_true", help="replace all that is at DST, once DST is made"
-    )
     stopped = "stopped; the same command goes on from here"
     quantize.set_defaults(run=_quantize, stopped=stopped)
+    convert = commands.add_parser(
+        "convert",
+        help="a checkpoint that servers read, from any that loads",
+        description="Writes the 8-bit weights of SRC as vLLM and transformers read them, without "
+        "widening them. Exit code 1 if SRC would not load, servers cannot hold one of its weights, "
+        "or DST is taken or cannot be written; 2 if arguments are wrong.",
+    )
+    convert.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="what to write")
+    convert.add_argument(
+        "--floats", action="store_true", help="write in bfloat16 what servers cannot hold in 8 bits"
+    )
+    convert.set_defaults(run=_convert)
+    for command, kind in ((quantize, "floats"), (convert, "8 bits")):
+        source = f"a safetensors or GGUF file, or a folder, in {kind}"
+        command.add_argument("source", metavar="SRC", type=_path, help=source)
+        command.add_argument("target", metavar="DST", type=_path, help="the folder to make")
+        command.add_argument("--json", metavar="FILE", help="write the report as JSON too")
+        command.add_argument(
+            "--overwrite", action="store_true", help="replace all that is at DST, once DST is made"
+        )
 
 
 def _path(text: str) -> str:
@@ -243,14 +259,27 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _quantize(options: argparse.Namespace) -> int:
-    _check_files(options)
     _check_pattern(options.only)
     recipe, overwrite = getattr(jaxfp8, options.recipe), options.overwrite
-    try:
+
+    def make() -> Any:
         _check_chosen(options)
-        report = checkpoint.quantize(
-            options.source, options.target, recipe, where=options.only, overwrite=overwrite
-        )
+        source, target = options.source, options.target
+        return checkpoint.quantize(source, target, recipe, where=options.only, overwrite=overwrite)
+
+    return _make(options, make)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    how = {name: getattr(options, name) for name in ("format", "floats", "overwrite")}
+    return _make(options, lambda: checkpoint.convert(options.source, options.target, **how))
+
+
+def _make(options: argparse.Namespace, make: Callable[[], Any]) -> int:
+    """Makes a checkpoint, and prints what became of its weights."""
+    _check_files(options)
+    try:
+        report = make()
     except ValueError as error:  # a CheckpointError, or a weight outside every format
         raise _Failure(str(error)) from error
     except OSError as error:

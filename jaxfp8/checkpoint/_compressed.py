@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import itertools
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,42 +24,76 @@ class Held:
     """The 8-bit form of a weight, in the terms of compressed-tensors.
 
     Attributes:
-      kind: "float" or "int".
+      dtype: of the codes.
       strategy: "tensor", "channel", "block" or "group".
       block: the sizes of a block; for a group, (1, values).
       symmetric: whether it has no zero point.
-      is_mx: whether scales are exponents.
+      exponents: whether scales are exponents.
+      packed: whether four codes are one int32, as servers hold int8 beside floats.
     """
 
-    kind: str
+    dtype: np.dtype
     strategy: str
     block: tuple[int, int] | None
     symmetric: bool
-    is_mx: bool
+    exponents: bool
+    packed: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type of the codes: "float" or "int"."""
+        return "float" if dtypes.is_float8(self.dtype) else "int"
+
+    @property
+    def is_mx(self) -> bool:
+        """Whether it is MXFP8: exponents, stored as bytes, of groups of 32."""
+        is_group = self.strategy == "group" and self.block == (1, 32)
+        return self.exponents and is_group and self.dtype == dtypes.FLOAT8[0]
 
 
-def held(name: str, q: QArray) -> Held:
-    """The 8-bit form of a weight.
+def forms(weights: Mapping[str, QArray], block: tuple[int, int] | None = None) -> dict[str, Held]:
+    """The 8-bit form of each weight, by name.
+
+    A weight smaller than the block of the others is a weight of one partial block: that is the
+    shape of the scale that servers expect.
+
+    Args:
+      weights: by name.
+      block: that of the recipe; by default, the blocks of the weights themselves.
 
     Raises:
-      ValueError: the format has no words for it.
+      ValueError: the format has no words for one.
     """
-    dtype, scale = np.dtype(q.qvalue.dtype), np.dtype(q.scale.dtype)
-    if dtype not in (dtypes.FLOAT8[0], dtypes.EIGHT_BIT_INTS[0]):
-        needs, remedy = "float8_e4m3fn and int8 are saved", "quantise it to one of these"
-        raise _refused(name, f"has dtype {dtype.name}", needs, remedy)
+    found = {name: _form(name, q) for name, q in weights.items()}
+    blocks = {form.block for form in found.values() if form.strategy == "block"}
+    wanted = sorted(filter(None, {block, *blocks}), reverse=True)
+    return {
+        name: next((_as_block(form, b) for b in wanted if _fits(weights[name], b)), form)
+        for name, form in found.items()
+    }
+
+
+def _form(name: str, q: QArray) -> Held:
     strategy, block = _strategy(name, q)
-    is_mx = scale == dtypes.E8M0
-    if is_mx and block != (1, 32):
-        needs, remedy = "exponents serve 32 values of a row", "use tiles of (1, 32)"
-        raise _refused(name, f"has a scale of {scale.name} per {strategy}", needs, remedy)
     return Held(
-        kind="float" if dtypes.is_float8(dtype) else "int",
+        dtype=np.dtype(q.qvalue.dtype),
         strategy=strategy,
         block=block,
         symmetric=q.zero_point is None,
-        is_mx=is_mx,
+        exponents=np.dtype(q.scale.dtype) == dtypes.E8M0,
     )
+
+
+def _as_block(form: Held, block: tuple[int, int]) -> Held:
+    return dataclasses.replace(form, strategy="block", block=block)
+
+
+def _fits(q: QArray, block: tuple[int, int]) -> bool:
+    """Whether the tiles of a weight are such blocks, cut at its sizes."""
+    if q.ndim < 2 or any(tile != 1 for tile in q.tile_sizes[:-2]):
+        return False
+    cut = tuple(min(max(n, 1), size) for n, size in zip(q.shape[-2:], block, strict=True))
+    return q.tile_sizes[-2:] == cut
 
 
 def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
@@ -74,6 +110,8 @@ def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
             return "group", (1, depth)
         if (rows, depth) != (whole[-2], 1):
             return "block", (rows, depth)
+        if q.ndim > 2:  # experts as [K, N]
+            return "channel", None
     found = f"of shape {shape} has a scale of shape {tuple(q.scale.shape)}"
     needs = "weights are saved as [N, K] with a scale per tensor, row, block or group of a row"
     raise _refused(name, found, needs, "save the transposed weight, of [N, K]")
@@ -82,7 +120,7 @@ def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
 def config(
     weights: Mapping[str, Held],
     wide: Iterable[str],
-    activation: Quantization | None,
+    activations: Mapping[str, Quantization | None],
     static: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The quantization_config.
@@ -90,39 +128,58 @@ def config(
     Args:
       weights: the form of each 8-bit weight, by name.
       wide: names of the modules kept in floats.
-      activation: the form of activations in a server; None keeps floats.
+      activations: the form of each one's activations in a server; None keeps floats.
       static: modules with a static scale of their input.
     """
-    kinds: dict[Held, list[str]] = {}
+    kinds: dict[tuple[Held, Quantization | None], list[str]] = {}
     for name, how in weights.items():
-        kinds.setdefault(how, []).append(_names.module_of(name))
+        kinds.setdefault((how, activations[name]), []).append(_names.module_of(name))
+    wide = set(wide)
+    exact = _exactly({*wide, *map(_names.module_of, weights)}, map(_names.module_of, weights))
     # A single form applies to all layers not ignored; with several forms, each lists its layers.
-    inputs = _activations(activation, bool(list(static)))
+    is_static = bool(list(static))
     groups = {
         f"group_{place}": {
-            "targets": ["Linear"] if len(kinds) == 1 else sorted(modules),
+            "targets": ["Linear"] if len(kinds) == 1 else sorted(map(exact, modules)),
             "weights": _weights(how),
-            "input_activations": inputs,
+            "input_activations": _activations(activation, is_static),
             "output_activations": None,
-            "format": _format(how),
+            "format": format_of(how),
         }
-        for place, (how, modules) in enumerate(kinds.items())
+        for place, ((how, activation), modules) in enumerate(kinds.items())
     }
-    formats = {_format(how) for how in kinds}
+    formats = {format_of(how) for how, _ in kinds}
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": sorted(set(wide)),
+        "ignore": sorted(map(exact, wide)),
         "kv_cache_scheme": None,
     }
 
 
-def _format(how: Held) -> str:
-    if how.is_mx:
-        return "mxfp8-quantized"
-    return f"{how.kind}-quantized"
+def _exactly(names: Container[str], modules: Iterable[str]) -> Callable[[str], str]:
+    """Gives a name as it is, or as a pattern of it alone if readers would take others for it.
+
+    Some readers take the name of a module for all that ends with it or lies below it.
+    """
+    unclear = set()
+    for module in modules:
+        parts = module.split(".")
+        ends = itertools.combinations(range(len(parts) + 1), 2)
+        inner = {".".join(parts[start:stop]) for start, stop in ends} - {module}
+        unclear |= {name for name in inner if name in names}
+    return lambda name: f"re:^{re.escape(name)}$" if name in unclear else name
+
+
+def format_of(how: Held) -> str:
+    """The name of a form's format."""
+    if how.is_mx or how.packed:
+        return "mxfp8-quantized" if how.is_mx else "pack-quantized"
+    # Servers have no words for other codes, and refuse the format by its name.
+    usual = {dtypes.FLOAT8[0]: "float", dtypes.EIGHT_BIT_INTS[0]: "int"}
+    return f"{usual.get(how.dtype, how.dtype.name)}-quantized"
 
 
 def _weights(how: Held) -> dict[str, Any]:
@@ -136,8 +193,12 @@ def _weights(how: Held) -> dict[str, Any]:
         "group_size": how.block[1] if how.strategy == "group" and how.block else None,
         "dynamic": False,
         "observer": "minmax",
-        **({"scale_dtype": "torch.uint8"} if how.is_mx else {}),
+        **({"scale_dtype": _scale_dtype(how)} if how.exponents else {}),
     }
+
+
+def _scale_dtype(how: Held) -> str:
+    return "torch.uint8" if how.is_mx else f"torch.{dtypes.E8M0.name}"
 
 
 def _activations(activation: Quantization | None, static: bool) -> dict[str, Any] | None:

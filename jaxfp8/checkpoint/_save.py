@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe
-from jaxfp8._value import dtypes
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray, check_qarray
+from jaxfp8._value.spec import Shape
 from jaxfp8._value.tables import size
 from jaxfp8._value.transposed import TransposedArray
 from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _names, _write
+from jaxfp8.checkpoint._compressed import Held
 
 _SAVE = "jaxfp8.checkpoint.save"
 FORMATS = ("compressed-tensors",)
@@ -76,12 +80,13 @@ def save(
         raise ValueError(message(_SAVE, "`format`", f"is {format!r}", needs, "leave it out"))
     place = pathlib.Path(path)
     leaves = dict(_leaves(tree))
-    tensors, quantization = _tensors(leaves), _config(leaves, recipe)
+    forms = _forms(leaves, recipe)
+    tensors, quantization = _tensors(leaves, forms), _config(leaves, forms, recipe)
     _write.check_free(place, overwrite)
     if place.suffix == ".safetensors":
         _save_file(place, tensors, quantization)
     else:
-        _save_folder(place, tensors, quantization, read_config(config), shard_bytes)
+        save_folder(place, tensors, quantization, read_config(config), shard_bytes)
 
 
 def read_config(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -97,22 +102,47 @@ def is_linear(name: str, shape: tuple[int, ...]) -> bool:
     return _names.last(name) == "weight" and len(shape) == 2
 
 
-def stored(name: str, q: QArray) -> dict[str, Any]:
-    """The tensors of a weight by name."""
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """One tensor of a file: an array, and dtype and shape in the file.
+
+    Attributes:
+      array: the values; shape and dtype alone will do for a layout.
+      code: the safetensors code of the dtype.
+      shape: its shape.
+    """
+
+    array: Any
+    code: str
+    shape: Shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return int(np.prod(self.shape, dtype=object)) * _dtypes.BY_CODE[self.code].itemsize
+
+
+def stored(name: str, q: QArray, form: Held) -> dict[str, Stored]:
+    """The tensors of a weight by name, as servers have them."""
     parts = {name: q.qvalue, f"{name}_scale": q.scale}
     if q.zero_point is not None:
         parts[f"{name}_zero_point"] = q.zero_point
-    return parts
+    made = {}
+    for part, array in parts.items():
+        code, shape = code_of(part, np.dtype(array.dtype)), tuple(array.shape)
+        if part != name and math.prod(shape) == 1:
+            shape = (1, 1) if form.strategy == "block" else (1,)
+        code = "U8" if form.is_mx and code == "F8_E8M0" else code
+        made[part] = Stored(array, code, shape)
+    return made
 
 
 def code_of(name: str, dtype: np.dtype) -> str:
-    """The safetensors code of a dtype; exponents are stored as bytes.
+    """The safetensors code of a dtype.
 
     Raises:
       TypeError: safetensors has no code for it.
     """
-    if dtype == dtypes.E8M0:
-        return "U8"
     if dtype not in _dtypes.CODES:
         needs = f"safetensors holds {', '.join(d.name for d in _dtypes.CODES)}"
         raise TypeError(message(_SAVE, f"`{name}`", f"has dtype {dtype}", needs, "convert it"))
@@ -120,9 +150,8 @@ def code_of(name: str, dtype: np.dtype) -> str:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The values of an array as they are stored."""
-    values = np.asarray(jax.device_get(array))
-    return values.view(np.uint8) if values.dtype == dtypes.E8M0 else values
+    """The values of an array, on the host."""
+    return np.asarray(jax.device_get(array))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -145,39 +174,57 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         yield path, leaf
 
 
-def _tensors(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def _tensors(leaves: Mapping[str, Any], forms: Mapping[str, Held]) -> dict[str, Stored]:
     """Every tensor of the files by its name."""
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Stored] = {}
     for name, leaf in leaves.items():
-        parts = stored(name, _oriented(leaf)) if isinstance(leaf, QArray) else {name: leaf}
+        if isinstance(leaf, QArray):
+            parts = stored(name, _even(leaf), forms[name])
+        else:
+            parts = {name: Stored(leaf, code_of(name, np.dtype(leaf.dtype)), tuple(leaf.shape))}
         for part, array in parts.items():
             if part in tensors:
                 needs, remedy = "a name stands for one", "rename it"
                 raise ValueError(message(_SAVE, f"`{part}`", "is there twice", needs, remedy))
-            code_of(part, np.dtype(array.dtype))
             tensors[part] = array
     return tensors
 
 
-def _oriented(q: QArray) -> QArray:
-    """The weight, with a scale per tensor of shape [1] whatever its number of axes."""
-    if q.scale.size == 1 and (q.zero_point is None or q.zero_point.size == 1):
-        zero = None if q.zero_point is None else q.zero_point.reshape(1)
-        return QArray(q.qvalue, q.scale.reshape(1), zero)
-    return q
+def _even(q: QArray) -> QArray:
+    """The weight, with as many zero points as scales."""
+    zero = q.zero_point
+    if zero is None or zero.shape == q.scale.shape:
+        return q
+    shape = np.broadcast_shapes(zero.shape, q.scale.shape)
+    scale, zero = (jnp.broadcast_to(leaf, shape) for leaf in (q.scale, zero))
+    return dataclasses.replace(q, scale=scale, zero_point=zero)
 
 
-def _config(leaves: Mapping[str, Any], recipe: Recipe | None) -> dict[str, Any] | None:
-    weights = {n: _compressed.held(n, q) for n, q in leaves.items() if isinstance(q, QArray)}
-    if not weights:
+def _forms(leaves: Mapping[str, Any], recipe: Recipe | None) -> dict[str, Held]:
+    weights = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, QArray)}
+    return _compressed.forms(weights, block_of(recipe))
+
+
+def block_of(recipe: Recipe | None) -> tuple[int, int] | None:
+    """The sizes of a recipe's blocks of [N, K]; None without blocks."""
+    granularity = None if recipe is None or recipe.weight is None else recipe.weight.granularity
+    depth, rows = granularity if isinstance(granularity, tuple) else (None, None)
+    return (rows, depth) if rows and depth else None
+
+
+def _config(
+    leaves: Mapping[str, Any], forms: Mapping[str, Held], recipe: Recipe | None
+) -> dict[str, Any] | None:
+    if not forms:
         return None
     wide = [
         _names.module_of(name)
         for name, leaf in leaves.items()
-        if not isinstance(leaf, QArray) and is_linear(name, leaf.shape)
+        if name not in forms and is_linear(name, leaf.shape)
     ]
     static = [name for name in leaves if _names.last(name) == "input_scale"]
-    return _compressed.config(weights, wide, activation_of(recipe), static)
+    inputs = dict.fromkeys(forms, activation_of(recipe))
+    return _compressed.config(forms, wide, inputs, static)
 
 
 def activation_of(recipe: Recipe | None) -> Quantization | None:
@@ -185,18 +232,28 @@ def activation_of(recipe: Recipe | None) -> Quantization | None:
     return None if recipe is None or recipe.compute is not None else recipe.activation
 
 
-def _save_folder(
+def save_folder(
     place: pathlib.Path,
-    tensors: dict[str, Any],
+    tensors: dict[str, Stored],
     quantization: dict[str, Any] | None,
     config: dict[str, Any],
     shard_bytes: int,
+    add: Callable[[pathlib.Path], None] = lambda made: None,
 ) -> None:
+    """Writes a folder under a temporary name, and renames it.
+
+    Args:
+      place: its path.
+      tensors: by name, in the order in which they are asked for.
+      quantization, config: what config.json says of weights, and of the rest.
+      shard_bytes: size limit of a file.
+      add: called with the finished folder before it is renamed, to put other files into it.
+    """
     made = _write.temporary_folder(place)
     try:
         shards = _shards(tensors, shard_bytes)
         count, files = len(shards), {}
-        with progress("saving", sum(map(_nbytes, tensors.values())), size) as done:
+        with progress("saving", sum(tensor.nbytes for tensor in tensors.values()), size) as done:
             for number, names in enumerate(shards, 1):
                 file = (
                     "model.safetensors"
@@ -211,19 +268,20 @@ def _save_folder(
             config = {**config, _folder.QUANTIZATION: quantization}
         if config:
             _write.write_json(made / _folder.CONFIG, config)
+        add(made)
         _write.put_in_place(made, place)
     finally:
         _remove(made)
 
 
 def _save_file(
-    place: pathlib.Path, tensors: dict[str, Any], quantization: dict[str, Any] | None
+    place: pathlib.Path, tensors: dict[str, Stored], quantization: dict[str, Any] | None
 ) -> None:
     said = {_folder.QUANTIZATION: json.dumps(quantization)} if quantization else {}
     place.parent.mkdir(parents=True, exist_ok=True)
     made = pathlib.Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
     try:
-        with progress("saving", sum(map(_nbytes, tensors.values())), size) as done:
+        with progress("saving", sum(tensor.nbytes for tensor in tensors.values()), size) as done:
             _write_file(made / place.name, tensors, said, done)
         os.replace(made / place.name, place)
         _write.sync_folder(place.parent)
@@ -232,37 +290,32 @@ def _save_file(
 
 
 def _write_file(
-    path: pathlib.Path, tensors: dict[str, Any], metadata: dict[str, str], done: Any
+    path: pathlib.Path, tensors: dict[str, Stored], metadata: dict[str, str], done: Any
 ) -> list[Any]:
-    kinds = [(n, code_of(n, np.dtype(a.dtype)), tuple(a.shape)) for n, a in tensors.items()]
+    kinds = [(name, tensor.code, tensor.shape) for name, tensor in tensors.items()]
     first, entries = _write.layout(str(path), kinds, metadata)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         _write.write_at(descriptor, 0, first)
-        for name, entry in entries.items():
-            done(_write.write_at(descriptor, entry.start, on_host(tensors[name])))
+        for name, tensor in tensors.items():
+            done(_write.write_at(descriptor, entries[name].start, on_host(tensor.array)))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return list(entries.values())
 
 
-def _shards(tensors: dict[str, Any], most: int) -> list[list[str]]:
+def _shards(tensors: dict[str, Stored], most: int) -> list[list[str]]:
     """The names in each file; a tensor above the limit has a file of its own."""
     shards: list[list[str]] = [[]]
     size = 0
-    for name, array in tensors.items():
-        nbytes = _nbytes(array)
-        if shards[-1] and size + nbytes > most:
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > most:
             shards.append([])
             size = 0
         shards[-1].append(name)
-        size += nbytes
+        size += tensor.nbytes
     return shards
-
-
-def _nbytes(array: Any) -> int:
-    return int(np.prod(array.shape, dtype=object)) * np.dtype(array.dtype).itemsize
 
 
 def _remove(folder: pathlib.Path) -> None:

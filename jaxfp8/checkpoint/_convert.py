@@ -1,0 +1,326 @@
+"""From any readable format to that of servers. Codes stay codes; one weight at a time.
+
+Servers hold e4m3 with a scale by tensor, row or block, MXFP8, and int8 with a scale by row or by
+group of a row. Beside floats they want int8 packed: four codes, each plus 128, in an int32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes import recipes
+from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._value import dtypes
+from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.errors import message
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import Shape
+from jaxfp8.checkpoint import _compressed, _folder, _kept, _names, _quantize, _save, _write
+from jaxfp8.checkpoint._compressed import Held
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._load import Checkpoint
+from jaxfp8.checkpoint._save import Stored
+
+_OPERATION = "jaxfp8.checkpoint.convert"
+# Values of a packed int32, and the bit to flip in a code: that adds 128.
+_PACKED, _SIGN = 4, 0x80
+_FLOAT = np.dtype(ml_dtypes.bfloat16)
+_QUANTISE = "quantise the model's float version with `jaxfp8.checkpoint.quantize`"
+_FLAG = "pass `floats=True` to write it in bfloat16"
+# Tables of numbers in config.json.
+_DERIVED = ("rope_freqs.weight",)
+_DYNAMIC = {"float": recipes.FP8_DYNAMIC, "int": recipes.INT8_DYNAMIC}
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    format: str = "compressed-tensors",
+    floats: bool = False,
+    overwrite: bool = False,
+    shard_bytes: int = _save.SHARD_BYTES,
+) -> Changes:
+    """Writes a checkpoint of any readable format in the form of vLLM and transformers.
+
+    Codes are never widened: e4m3 keeps its bytes, and int8 beside float activations is packed.
+    Scales keep their values; exponents outside MXFP8 become float32. The treatment of activations
+    is the source's. config.json and other files are copied; of a GGUF file, config.json is made
+    from its metadata. The folder is written under a temporary name and renamed once it is safe on
+    the disk.
+
+    Args:
+      src: as for `load`.
+      dst: the folder to make.
+      format: "compressed-tensors".
+      floats: whether to write in bfloat16 the 8-bit weights without a place in servers: e5m2 and
+        uint8, stacked experts, tables, heads, routers. By default they are refused.
+      overwrite: whether to replace an existing `dst`.
+      shard_bytes: size limit of a file, before another begins.
+
+    Returns:
+      The form of each weight; print it.
+
+    Raises:
+      CheckpointError: the source does not load, servers cannot hold one of its weights, or `dst` is
+        taken or has the source in it.
+      ValueError: `format` is another one.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, jaxfp8
+      >>> folder = tempfile.mkdtemp()
+      >>> w = jaxfp8.quantize(jnp.ones((8, 64)), jnp.int8, tiled_axes={0: 1, 1: 32})
+      >>> jaxfp8.checkpoint.save(folder + "/int8", {"up.weight": w})
+      >>> convert(folder + "/int8", folder + "/served").changed[0].recipe
+      'pack-quantized, group'
+    """
+    if format not in _save.FORMATS:
+        needs = f"{' or '.join(map(repr, _save.FORMATS))} is written"
+        raise ValueError(message(_OPERATION, "`format`", f"is {format!r}", needs, "leave it out"))
+    source, place = pathlib.Path(src), pathlib.Path(dst)
+    _quantize.check_apart(source, place)
+    _write.check_free(place, overwrite)
+    cpu = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+
+    def add(made: pathlib.Path) -> None:
+        if source.is_dir():
+            _quantize.copy_others(source, made)
+
+    with Checkpoint(src, sharding=cpu) as checkpoint:
+        _check_names(checkpoint)
+        plan = _Plan(checkpoint, floats)
+        config = {
+            key: said
+            for key, said in checkpoint.config().items()
+            if key not in (_folder.QUANTIZATION, "compression_config")
+        }
+        _save.save_folder(place, plan.tensors, plan.quantization(), config, shard_bytes, add)
+    return Changes(rows=tuple(plan.rows))
+
+
+def _check_names(checkpoint: Checkpoint) -> None:
+    """Refuses a GGUF model of a family without a table of Hugging Face's names."""
+    form = checkpoint.summary().format
+    if form.startswith("GGUF") and not checkpoint.config():
+        needs = "servers need Hugging Face's names"
+        remedy = "convert the model's safetensors files instead"
+        raise CheckpointError(checkpoint.path, "", f"the file is {form}", needs, remedy)
+
+
+class _Lazy:
+    """An array, made at the request for its values."""
+
+    def __init__(self, shape: Shape, dtype: np.dtype, make: Callable[[], np.ndarray]) -> None:
+        self.shape, self.dtype, self._make = shape, dtype, make
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self._make(), dtype)
+
+
+class _Plan:
+    """The new checkpoint: its tensors by name, and a row for each weight."""
+
+    def __init__(self, checkpoint: Checkpoint, floats: bool) -> None:
+        self._checkpoint, self._floats = checkpoint, floats
+        self._last: tuple[str, Any] = ("", None)
+        shapes = {name: checkpoint.shape(name) for name in checkpoint}
+        weights = {n: x for n, x in shapes.items() if isinstance(x, QArray)}
+        self._notes = {row.path: row.note for row in checkpoint.summary().rows}
+        self._forms = _compressed.forms(weights)
+        self._why = self._why_in_floats(shapes)
+        self._inputs = self._activations(shapes)
+        self._wide: list[str] = []
+        self.tensors: dict[str, Stored] = {}
+        self.rows: list[Change] = []
+        for name, struct in shapes.items():
+            if isinstance(struct, QArray):
+                self._add_weight(name, struct)
+            elif name not in _DERIVED and not self._is_unused_scale(name):
+                self._add_array(name)
+
+    def quantization(self) -> dict[str, Any] | None:
+        """The quantization_config; None without weights in 8 bits."""
+        if not self._forms:
+            return None
+        static = [name for name in self.tensors if _names.last(name) == "input_scale"]
+        return _compressed.config(self._forms, self._wide, self._inputs, static)
+
+    def _why_in_floats(self, shapes: dict[str, Any]) -> dict[str, str]:
+        """By weight, why servers cannot hold it; these leave the forms.
+
+        Raises:
+          CheckpointError: there is one, and nobody asked for floats.
+        """
+        kept = _kept.reasons({name: tuple(x.shape) for name, x in shapes.items()})
+        found = {n: _why_not(n, shapes[n].shape, form, kept) for n, form in self._forms.items()}
+        found = {name: why for name, why in found.items() if why}
+        if found and not self._floats:
+            name, why = next(iter(found.items()))
+            more = f"{_FLAG} ({len(found) - 1} more)" if len(found) > 1 else _FLAG
+            what, needs = f"is {shapes[name]}, {why}", "a server has to hold it"
+            raise CheckpointError(self._checkpoint.path, name, what, needs, more)
+        for name in found:
+            del self._forms[name]
+        return found
+
+    def _activations(self, shapes: dict[str, Any]) -> dict[str, Quantization | None]:
+        """By weight, the source's treatment of its input in a server."""
+        found: dict[str, Quantization | None] = {}
+        for name, form in self._forms.items():
+            note = self._notes[name]
+            scale = f"{_names.module_of(name)}.input_scale".lstrip(".")
+            how = recipes.FP8_BLOCK if form.strategy == "block" else _DYNAMIC[form.kind]
+            inputs: Any = how.activation
+            if scale in shapes and note.startswith(("static", "per tensor")):
+                inputs = dataclasses.replace(inputs, granularity="tensor", static=True)
+            found[name] = None if note in ("", "floats") or form.is_mx else inputs
+        return found
+
+    def _is_unused_scale(self, name: str) -> bool:
+        """Whether it is the scale of inputs with dynamic scales."""
+        weight = f"{_names.module_of(name)}.weight".lstrip(".")
+        inputs = self._inputs.get(weight)
+        return _names.last(name) == "input_scale" and not (inputs is not None and inputs.static)
+
+    def _add_array(self, name: str) -> None:
+        entry = self._checkpoint.entry(name)
+        lazy = _Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
+        self.tensors[name] = Stored(lazy, entry.code, entry.shape)
+        if _save.is_linear(name, entry.shape):
+            self._wide.append(_names.module_of(name))
+
+    def _add_weight(self, name: str, struct: QArray) -> None:
+        if name in self._why:
+            self._add_floats(name, struct, self._why[name])
+            return
+        form = self._forms[name] = self._served(name, self._forms[name])
+        lazies = QArray(
+            *(self._part(name, part, form, struct) for part in ("qvalue", "scale", "zero_point")),
+            tiles=struct.tiles,
+        )
+        made = _packed(name, lazies, form) if form.packed else _save.stored(name, lazies, form)
+        self.tensors |= made
+        how = f"{_compressed.format_of(form)}, {form.strategy}"
+        self._note(name, struct, struct.qvalue.dtype, made, how)
+
+    def _served(self, name: str, form: Held) -> Held:
+        """The form of a weight in a server."""
+        packed = form.kind == "int" and self._inputs[name] is None
+        # Packed weights of one scale have it once for each row.
+        strategy = "channel" if packed and form.strategy == "tensor" else form.strategy
+        return dataclasses.replace(form, exponents=form.is_mx, packed=packed, strategy=strategy)
+
+    def _add_floats(self, name: str, struct: QArray, why: str) -> None:
+        def widened() -> np.ndarray:
+            return np.asarray(dequantize(self._read(name), jnp.bfloat16))
+
+        lazy = _Lazy(struct.shape, _FLOAT, widened)
+        self.tensors[name] = Stored(lazy, "BF16", struct.shape)
+        if _save.is_linear(name, struct.shape):
+            self._wide.append(_names.module_of(name))
+        self._note(name, struct, _FLOAT, {name: self.tensors[name]}, f"in floats: {why}")
+
+    def _note(
+        self, name: str, struct: QArray, after: Any, made: dict[str, Stored], recipe: str
+    ) -> None:
+        row = Change(
+            path=name,
+            kind="",
+            shape=struct.shape,
+            before=np.dtype(struct.qvalue.dtype).name,
+            after=np.dtype(after).name,
+            recipe=recipe,
+            reason="",
+            bytes_before=self._checkpoint.nbytes(name),
+            bytes_after=sum(tensor.nbytes for tensor in made.values()),
+        )
+        self.rows.append(row)
+
+    def _part(self, name: str, part: str, form: Held, struct: QArray) -> Any:
+        """One array of a weight."""
+        leaf = getattr(struct, part)
+        if leaf is None:
+            return None
+        dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
+        if part == "scale" and dtype == dtypes.E8M0 and not form.is_mx:
+            dtype = np.dtype(np.float32)
+        if part == "zero_point":
+            dtype = np.dtype(np.int8)
+        if form.packed and math.prod(shape) == 1:
+            shape = (struct.shape[0], 1)
+
+        def make() -> np.ndarray:
+            values = np.asarray(getattr(self._read(name), part))
+            if part == "zero_point" and (values != values.astype(np.int8)).any():
+                found, needs = "has zero points past int8", "servers hold int8"
+                raise CheckpointError(self._checkpoint.path, name, found, needs, _QUANTISE)
+            return np.broadcast_to(values.astype(dtype, copy=False), shape)
+
+        return _Lazy(shape, dtype, make)
+
+    def _read(self, name: str) -> Any:
+        """A weight; the last one is kept, for its scale and its zero point."""
+        if self._last[0] != name:
+            self._last = ("", None)
+            self._last = (name, self._checkpoint[name])
+        return self._last[1]
+
+
+def _why_not(name: str, shape: Shape, form: Held, kept: Mapping[str, str]) -> str:
+    """Why servers cannot hold a weight; "" if they can."""
+    usual = (dtypes.FLOAT8[0], dtypes.EIGHT_BIT_INTS[0])
+    if form.dtype not in usual:
+        return f"whose codes servers do not hold ({dtypes.names(usual)} alone)"
+    if not _save.is_linear(name, shape):
+        return "which is no layer's weight [N, K]"
+    if name in kept:
+        return f"{kept[name]}; servers hold these in floats"
+    if form.kind == "int" and form.strategy == "block":
+        return "whose blocks of int8 servers do not hold"
+    if form.kind == "float" and form.strategy == "group" and not form.is_mx:
+        return "whose groups of e4m3 servers do not hold"
+    return ""
+
+
+def _packed(name: str, q: QArray, form: Held) -> dict[str, Stored]:
+    """The tensors of an int8 weight [N, K] with four codes in an int32."""
+    rows, depth = q.shape
+    shape = (rows, -(-depth // _PACKED))
+    values = np.asarray(q.shape, np.int64)
+    made = {
+        f"{name}_packed": Stored(_lazy_words(q.qvalue, shape), "I32", shape),
+        f"{name}_shape": Stored(values, "I64", values.shape),
+    }
+    parts = _save.stored(name, q, form)
+    made[f"{name}_scale"] = parts[f"{name}_scale"]
+    zero = q.zero_point
+    if zero is not None:  # packed along N
+        words = (-(-zero.shape[0] // _PACKED), zero.shape[1])
+        turned = _Lazy(zero.shape[::-1], zero.dtype, lambda: np.asarray(zero).T)
+        lazy = _Lazy(words, np.dtype(np.int32), lambda: np.asarray(_lazy_words(turned, words)).T)
+        made[f"{name}_zero_point"] = Stored(lazy, "I32", words)
+    return made
+
+
+def _lazy_words(codes: Any, shape: Shape) -> _Lazy:
+    """int8 codes, each plus 128, four in a word, the first in the lowest byte."""
+
+    def words() -> np.ndarray:
+        bytes_ = np.asarray(codes).astype(np.int8, copy=False).view(np.uint8) ^ np.uint8(_SIGN)
+        missing = -bytes_.shape[-1] % _PACKED
+        padded = np.pad(bytes_, [(0, 0), (0, missing)]) if missing else bytes_
+        return np.ascontiguousarray(padded).view("<i4")
+
+    return _Lazy(shape, np.dtype(np.int32), words)
