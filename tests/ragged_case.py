@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,21 +17,23 @@ _ROUNDING, FP8_LOSS = 2.0**-24, 2.0**-8
 
 
 def codes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Random codes, all finite."""
+    """Random codes, all finite; of 16 bits random values."""
+    if is_wide(dtype):
+        return rng.standard_normal(shape).astype(np.dtype(dtype))
     drawn = rng.integers(0, 256, shape, np.uint8).view(np.dtype(dtype))
     return np.where(np.isfinite(drawn.astype(np.float32)), drawn, 1).astype(np.dtype(dtype))
 
 
-def factor(
-    rng: np.random.Generator, shape: tuple[int, ...], tiles: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scales of tiles, and the same repeated for each value."""
-    counts = [-(-size // tile) for size, tile in zip(shape, tiles, strict=True)]
-    scale = rng.uniform(0.5, 2, counts).astype(np.float32)
-    each = scale
+def is_wide(dtype: str) -> bool:
+    """Whether values have 16 bits, and no scale."""
+    return dtype in ("bfloat16", "float16")
+
+
+def spread(factor: np.ndarray, shape: tuple[int, ...], tiles: tuple[int, ...]) -> np.ndarray:
+    """A factor of tiles, repeated for each value."""
     for axis, (size, tile) in enumerate(zip(shape, tiles, strict=True)):
-        each = np.take(np.repeat(each, tile, axis), range(size), axis)
-    return scale, each.astype(np.float64)
+        factor = np.take(np.repeat(factor, tile, axis), range(size), axis)
+    return factor.astype(np.float64)
 
 
 def with_nan(q: QArray, wide: np.ndarray, *places: object) -> tuple[QArray, np.ndarray]:
@@ -41,11 +44,27 @@ def with_nan(q: QArray, wide: np.ndarray, *places: object) -> tuple[QArray, np.n
     return dataclasses.replace(q, qvalue=values), wide
 
 
+def _stored(
+    values: np.ndarray,
+    scale: np.ndarray,
+    zero: np.ndarray | None,
+    tiles: tuple[int, ...],
+    k_first: bool,
+) -> QArray:
+    """A `QArray`, or its matrices transposed."""
+    parts = [None if x is None else jnp.asarray(x) for x in (values, scale, zero)]
+    if k_first:
+        parts = [None if x is None else x.mT for x in parts]
+        tiles = (*tiles[:-2], tiles[-1], tiles[-2])
+    return QArray(parts[0], parts[1], parts[2], tiles=tiles)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ragged:
     """A problem; tiles are (rows, K) and (columns, K), rows of one group where it is masked.
 
-    What the groups divide is "rows", "masked" rows of each, or the axis "contracted".
+    What the groups divide is "rows", "masked" rows of each, or the axis "contracted". rhs may have
+    zero points, and be stored `k_first`, [G, K, N].
     """
 
     sizes: tuple[int, ...]
@@ -57,22 +76,39 @@ class Ragged:
     lhs_tile: Tile = (1, 128)
     rhs_tile: Tile = (128, 128)
     grouping: str = "rows"
+    zero_points: bool = False
+    k_first: bool = False
 
-    def draw(self, seed: int = 0) -> tuple[QArray, QArray, tuple[np.ndarray, np.ndarray]]:
-        """lhs, and rhs stored as [G, N, K] or [N, K]; and both dequantised in float64."""
+    def draw(self, seed: int = 0) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray]]:
+        """lhs, and rhs stored as [G, N, K] or [N, K]; and both dequantised in float64.
+
+        16-bit values are an array, others a `QArray`.
+        """
         rng, groups = np.random.default_rng(seed), (len(self.sizes),)
         of_lhs = groups if self.grouping == "masked" else ()
         of_rhs = () if self.grouping == "contracted" else groups
-        sides, wide = [], []
+        sides: list[Any] = []
+        wide = []
         for lead, lines, dtype, tile in (
             (of_lhs, self.rows, self.lhs, self.lhs_tile),
             (of_rhs, self.columns, self.rhs, self.rhs_tile),
         ):
             shape, tiles = (*lead, lines, self.depth), (*(1 for _ in lead), *tile)
             tiles = tuple(min(t, n) for t, n in zip(tiles, shape, strict=True))
-            values, (scale, each) = codes(rng, shape, dtype), factor(rng, shape, tiles)
-            sides.append(QArray(jnp.asarray(values), jnp.asarray(scale), tiles=tiles))
-            wide.append(values.astype(np.float64) * each)
+            values = codes(rng, shape, dtype)
+            if is_wide(dtype):
+                sides.append(jnp.asarray(values))
+                wide.append(values.astype(np.float64))
+                continue
+            counts = [-(-size // t) for size, t in zip(shape, tiles, strict=True)]
+            scale = rng.uniform(0.5, 2, counts).astype(np.float32)
+            zero = None
+            exact = values.astype(np.float64)
+            if self.zero_points and sides:
+                zero = codes(rng, tuple(counts), dtype)
+                exact = exact - spread(zero, shape, tiles)
+            wide.append(exact * spread(scale, shape, tiles))
+            sides.append(_stored(values, scale, zero, tiles, bool(sides) and self.k_first))
         return sides[0], sides[1], (wide[0], wide[1])
 
     def groups_along(self, size: int) -> np.ndarray:

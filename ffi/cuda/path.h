@@ -57,6 +57,8 @@ struct Path {
   bool reads_any_scale = false;
   // Whether it reads 8-bit sides whose batch has jumps (problem.h). Others are not asked for them.
   bool reads_batch_jumps = false;
+  // Whether it takes groups (`Grouping`). Others are not asked for them.
+  bool takes_groups = false;
 };
 
 // Every path by symbol and name, in the order of their counters. tests/native/test_lists.py holds

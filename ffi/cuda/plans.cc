@@ -34,14 +34,19 @@ std::mutex& MakingOn(int ordinal) {
 
 std::atomic<bool> timing_allowed = true;
 
-// Makes the plan with the first path that can compute the problem. If that finds no room or no
-// algorithm, the next one is tried, unless a path was asked for by name.
 Status MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
                 Planned& planned) {
   JAXFP8_RETURN_IF_ERROR(MakeProblem(request, planned.problem));
-  const Route route = RouteTo(planned.problem, device, request.kernel);
+  return PlanProblem(device, request.kernel, workspace_bytes, planned);
+}
+
+}  // namespace
+
+Status PlanProblem(const Device& device, std::string_view kernel, size_t workspace_bytes,
+                   Planned& planned) {
+  const Route route = RouteTo(planned.problem, device, kernel);
   if (!route.path) return route.reason;
-  const bool named = !request.kernel.empty();
+  const bool named = !kernel.empty();
   std::string reasons;
   const std::vector<Choice> choices =
       named ? std::vector<Choice>{{route.path, {}}} : Choices(planned.problem, device);
@@ -55,8 +60,6 @@ Status MakePlan(const Request& request, const Device& device, size_t workspace_b
   }
   return "no plan: " + reasons;
 }
-
-}  // namespace
 
 void AllowTiming(bool allowed) { timing_allowed = allowed; }
 

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <string_view>
 
 #include "common/check.h"
 #include "common/spec.h"
@@ -26,6 +27,12 @@ struct Planned {
 // Finds or makes the plan of an accepted request on the current device. The plan lives as long as
 // the process.
 Status FindPlan(const Request& request, size_t workspace_bytes, const Planned*& planned);
+
+// Plans `planned.problem` with the first path that can compute it. If that finds no room or no
+// algorithm, the next one is tried.
+//   kernel  the only path to try; "" for any
+Status PlanProblem(const Device& device, std::string_view kernel, size_t workspace_bytes,
+                   Planned& planned);
 
 // Whether new plans may time candidates. True at first.
 void AllowTiming(bool allowed);

@@ -180,6 +180,36 @@ Status MakeProblem(const Request& request, Problem& problem) {
   return plane.status;
 }
 
+Problem WithEvenGroups(const Problem& problem) {
+  if (problem.grouping == Grouping::kNone) return problem;
+  Problem even = problem;
+  even.grouping = Grouping::kNone;
+  const bool on_right = IsEightBit(problem.lhs.dtype) && !IsEightBit(problem.rhs.dtype);
+  int64_t& grouped = !GroupsRows(problem) ? even.depth : on_right ? even.columns : even.rows;
+  const int64_t groups = std::max<int64_t>(problem.batch, 1);
+  grouped = (grouped + groups - 1) / groups;
+  return even;
+}
+
+Status WhyNotGroups(const Problem& problem) {
+  if (problem.batch < 1) return "there are no groups";
+  const bool epilogue = problem.residual || problem.bias || problem.out_scale || problem.amax ||
+                        problem.activation != Activation::kNone;
+  if (epilogue) return "products of groups have no epilogue";
+  const auto has_batches = [](const Side& side) {
+    return side.batch_stride != 0 || side.tiles.batch_stride != 0;
+  };
+  const bool contracted = problem.grouping == Grouping::kContracted;
+  if (has_batches(problem.lhs) ||
+      (contracted ? has_batches(problem.rhs) : problem.out.batch_stride != 0)) {
+    return "what the groups divide cannot have a batch stride";
+  }
+  if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
+    return "masked groups have to have as many rows each";
+  }
+  return {};
+}
+
 Problem Swapped(const Problem& problem) {
   Problem out = problem;
   std::swap(out.rows, out.columns);

@@ -99,7 +99,7 @@ struct Problem {
   Plane residual, bias, out_scale, amax, out;
   Activation activation = Activation::kNone;
   bool highest = false;  // accumulate in full float32, where tensor cores could use less
-  Grouping grouping = Grouping::kNone;  // others: of `sm90_gemm` alone
+  Grouping grouping = Grouping::kNone;
 };
 
 // The device pointers of one call; null where the problem has no array.
@@ -120,10 +120,16 @@ struct Buffers {
   size_t workspace_bytes = 0;
 };
 
-// Whether rows of lhs are in groups.
+// Whether rows are in groups: those of lhs, or of 16-bit values beside 8-bit weights on the left.
 inline bool GroupsRows(const Problem& problem) {
   return problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
 }
+
+// The same product with groups of one size, as a batch: for estimates.
+Problem WithEvenGroups(const Problem& problem);
+
+// Why operands or results of groups are not as kernels take them.
+Status WhyNotGroups(const Problem& problem);
 
 // Makes the problem of a spec that `CheckSpec` has accepted. Fails if it is not canonical.
 Status MakeProblem(const Request& request, Problem& problem);

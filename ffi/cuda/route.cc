@@ -55,15 +55,16 @@ bool SumsInRegisters(const Problem& problem, const Device& device) {
 // The table of routes: a path stands before every path that it is faster than. `sm80_imma` computes
 // another number, and has to be asked for. For int8 `sm90_gemm` leaves no sums in memory: on an
 // H100 4096 x 8192 x 8192 takes 391 us, not 472, and 64 rows take 27, not 32.
-std::vector<const Path*> InOrder(const Problem& problem, const Device& device,
+std::vector<const Path*> InOrder(const Problem& given, const Device& device,
                                  std::string_view name) {
   if (name == kInInt8) return {&kSm80Imma};
+  const Problem problem = WithEvenGroups(given);
   std::vector<const Path*> order = {&kCublasLtFp8, &kSm90Gemm, &kCublasLtInt8};
   if (ScalesSteps(problem) || SumsInRegisters(problem, device)) std::swap(order[0], order[1]);
   if (IsInt8(problem.lhs.dtype) && DividesMany(problem)) std::swap(order[1], order[2]);
   const bool skinny = IsSkinny(problem);
   const bool mixed = IsEightBit(problem.lhs.dtype) != IsEightBit(problem.rhs.dtype);
-  const bool late = mixed && !FillsHopper(problem);
+  const bool late = mixed && !FillsHopper(given);
   if (late) std::erase(order, &kSm90Gemm);
   order.insert(skinny && !mixed ? order.begin() : order.end(),
                skinny ? &kSm80W8A16 : &kCublasLtWide);
@@ -79,6 +80,7 @@ Status WhyNot(const Path& path, const Problem& problem, const Device& device) {
   if (!plain && !path.reads_any_scale) {
     return "it reads scales of float32 alone, and does not round them";
   }
+  if (problem.grouping != Grouping::kNone && !path.takes_groups) return "it takes no groups";
   if (problem.inner_batch > 1 && !path.reads_batch_jumps) {
     return "it needs one stride along the batch, and an operand has two batch axes without";
   }
@@ -117,6 +119,10 @@ bool IsSkinny(const Problem& problem) {
 }
 
 bool FillsHopper(const Problem& problem) {
+  if (GroupsRows(problem)) {
+    const Problem even = WithEvenGroups(problem);
+    return WideLines(even) >= kManyGroupedRows && even.depth >= kMinGroupedDepth;
+  }
   const double outputs = static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
                          static_cast<double>(problem.columns);
   if (WideLines(problem) < kManyRows || problem.depth < kMinDepth) return false;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/kernels/sm90_gemm/groups.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
 #include "tests/expect.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -45,7 +46,9 @@ void CheckCover(const Problem& p, const Configuration& c, const std::vector<int3
   for (const int32_t size : sizes) name += " " + std::to_string(size);
   name += " of " + std::to_string(p.rows) + "x" + std::to_string(p.columns) + " by " +
           std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) + ": ";
-  const Schedule s = MakeSchedule(p, c);
+  // Tiles of weights, which are on the left of 16-bit values, are of the transposed output.
+  const TileShape tile = IsMixed(p) ? TileShape{c.tile.columns, c.tile.rows} : c.tile;
+  const Schedule s = MakeSchedule(WithWeightsOnLeft(p), c);
   const std::vector<int32_t> groups = GroupOfRows(p, sizes);
   std::vector<int32_t> computed(p.rows * p.columns, 0);
   const int32_t ranks = c.pair == Pair::kNone ? 1 : 2;
@@ -54,24 +57,24 @@ void CheckCover(const Problem& p, const Configuration& c, const std::vector<int3
   for (int32_t unit = 0; unit < s.units; ++unit) {
     for (int32_t rank = 0; rank < ranks; ++rank) {
       TileBounds b;
-      if (!cursors[rank].Find(s, sizes.data(), c.tile, unit, rank, b)) {
+      if (!cursors[rank].Find(s, sizes.data(), tile, unit, rank, b)) {
         ended = true;
         continue;
       }
       right &= !ended;
       had_zeros |= !b.sums, sums_first &= !(b.sums && had_zeros);
-      for (int32_t row = b.row; row < std::min(b.end, b.row + c.tile.rows); ++row) {
+      for (int32_t row = b.row; row < std::min(b.end, b.row + tile.rows); ++row) {
         const int32_t group = b.sums ? b.batch : -1;
         right &= 0 <= row && row < p.rows && groups[row] == group;
         for (int64_t column = b.column;
-             column < std::min<int64_t>(p.columns, b.column + c.tile.columns); ++column) {
+             column < std::min<int64_t>(p.columns, b.column + tile.columns); ++column) {
           ++computed[row * p.columns + column];
         }
       }
     }
   }
   TileBounds none;
-  Expect(!cursors[0].Find(s, sizes.data(), c.tile, s.units, 0, none),
+  Expect(!cursors[0].Find(s, sizes.data(), tile, s.units, 0, none),
          name + "there are no more units than the bound");
   Expect(right, name + "rows of a tile are of its group");
   Expect(sums_first, name + "what sums comes before zeros");
@@ -86,6 +89,16 @@ void CheckCovers() {
       {0, 0, 0, 700}, {1, 1, 1},   {300, 500, 200},    {kLargest, kLargest, 5},
       {-5, 64, -1},   {64, 0, 65}, {0, 0, 0, 0, 0, 0},
   };
+  for (const std::vector<int32_t>& sizes : kSizes) {
+    const auto groups = static_cast<int64_t>(sizes.size());
+    for (const TileShape tile : kMixedTileShapes) {
+      Problem p = Grouped(Grouping::kContiguous, groups, 700, 300);
+      p.lhs.dtype = DType::kBF16;
+      CheckCover(p, {tile, Pair::kNone}, sizes);
+      p.grouping = Grouping::kMasked, p.rows = 150 * groups;
+      CheckCover(p, {tile, Pair::kNone}, sizes);
+    }
+  }
   for (const TileShape tile : kTileShapes) {
     for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
       for (const std::vector<int32_t>& sizes : kSizes) {
@@ -164,6 +177,14 @@ void CheckChoice() {
   Expect(even.tile.rows * even.tile.columns == 256 * 128, "large groups get large tiles");
   const Configuration few = Choose(Grouped(Grouping::kContiguous, 256, 8192, 4096), kH100);
   Expect(few.tile.rows < 256, "small groups get tiles of fewer rows");
+  Problem mixed = Grouped(Grouping::kContiguous, 64, 64 * 256, 1408);
+  mixed.lhs.dtype = DType::kBF16, mixed.depth = 2048;
+  mixed = WithWeightsOnLeft(mixed);
+  Expect(WithEvenGroups(mixed).columns == 256, "groups of 16-bit values are columns");
+  Expect(Choose(mixed, kH100).tile == TileShape{128, 256}, "of which a tile has room for a group");
+  Schedule s = MakeSchedule(mixed, Choose(mixed, kH100));
+  ShareUnits(mixed, Choose(mixed, kH100), kH100, s);
+  Expect(s.share == 0 && s.whole_units == s.units, "units of groups are not shared");
   Expect(MakeSchedule(Grouped(Grouping::kContiguous, 4, 0, 100), even).units == 0,
          "without rows there is nothing to do");
 }

@@ -195,6 +195,37 @@ void CheckJointRefusals() {
   Expect(refused({p, p}), "clusters are needed");
 }
 
+Problem InGroups(Grouping grouping, int64_t groups, int64_t rows) {
+  Problem p = Some(groups, rows, 1536, 4096);
+  p.grouping = grouping;
+  p.rhs.batch_stride = 1536 * 4096, p.out.batch_stride = 0;
+  return p;
+}
+
+void CheckGroups() {
+  Device device;
+  device.compute_capability = 90, device.shared_bytes = 227 * 1024;
+  const Problem few = InGroups(Grouping::kContiguous, 64, 288);
+  Expect(RowFragmentsFor(few) == 1, "a tile has room for most groups");
+  Expect(OutputTiles(few) == (288 / 8 + 65) * 12, "each group may end in a tile that is not full");
+  Expect(OutputTiles(InGroups(Grouping::kContiguous, 512, 10)) == 10 * 12,
+         "fewer rows than groups are as many tiles");
+  Expect(RowFragmentsFor(InGroups(Grouping::kContiguous, 4, 200)) == 8,
+         "larger groups get larger tiles");
+  const Capacity capacity = CapacityOf(few, 132, 3, size_t{1} << 40);
+  Expect(MakeSchedule(few, capacity).row_tiles == 1, "weights are read once");
+  Expect(WhyNotProblem(few, device).ok(), "groups of rows are taken");
+  Expect(WhyNotProblem(InGroups(Grouping::kMasked, 4, 20), device).ok(), "masked ones too");
+  Expect(!WhyNotProblem(InGroups(Grouping::kMasked, 4, 21), device).ok(), "of one size");
+  Expect(!WhyNotProblem(InGroups(Grouping::kContracted, 4, 20), device).ok(),
+         "groups of K are refused");
+  Problem p = few;
+  p.bias = {DType::kF32, 0, 0, 1};
+  Expect(!WhyNotProblem(p, device).ok(), "a bias of groups is refused");
+  p = few, p.lhs.dtype = DType::kE4M3, p.rows = 10;
+  Expect(!WhyNotProblem(p, device).ok(), "groups of 8-bit rows are refused");
+}
+
 void CheckRefusals() {
   Device device;
   device.compute_capability = 90, device.shared_bytes = 227 * 1024;
@@ -251,6 +282,7 @@ int main() {
   CheckTiles();
   CheckParts();
   CheckJointRefusals();
+  CheckGroups();
   CheckRefusals();
   return jaxfp8::tests::Report("w8a16 schedule");
 }

@@ -50,13 +50,15 @@ def ragged_dot(
     On the CPU it is one call: each group multiplies its own rows, or its own part of K, by the
     kernel that `dot_general` would take.
 
-    On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
-    FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales may not
-    change along K. Tiles of scales begin at multiples of their size along K, for any start of a
-    group. The kernel reads K-contiguous operands: hold weights as [G, N, K] and pass `w.mT`, and
-    hold operands of a sum over tokens as [A, T] and [B, T]. Others are transposed first. All other
-    products on GPUs are one scaled dot per group, of all rows or all of K, with the reason in a
-    `FallbackWarning`. The same holds, on the CPU too, on several devices, under `vmap` and in
+    On an NVIDIA GPU of compute capability 9.0 it is one launch for two 8-bit operands without zero
+    points: FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales
+    may not change along K. Tiles of scales begin at multiples of their size along K, for any start
+    of a group. The kernel reads K-contiguous operands: hold weights as [G, N, K] and pass `w.mT`,
+    and hold operands of a sum over tokens as [A, T] and [B, T]. Others are transposed first.
+    Rows of bfloat16 or float16 times 8-bit weights are one launch from compute capability 8.0 on.
+    Weights may have zero points, and are read as stored; scales may change as FP8's do. All
+    other products on GPUs are one scaled dot per group, of all rows or all of K, with the reason
+    in a `FallbackWarning`. The same holds, on the CPU too, on several devices, under `vmap` and in
     derivatives. There are derivatives by a float `lhs` or `rhs` and by scales. Along explicit mesh
     axes operands are gathered first, with a `FallbackWarning` too.
 

@@ -78,8 +78,14 @@ def run_ragged() -> None:
     """Groups of rows or along K, where tiles or steps reach over the end of a group."""
     lines = {"lhs_tile": (1, 999), "rhs_tile": (1, 999)}
     kinds = ({}, {"grouping": "masked"}, {"grouping": "contracted"})
-    for more in (*kinds, {"lhs": "int8", "rhs": "int8", **lines}):
-        case = Ragged(sizes=(3, 0, 70, 129), rows=150, columns=72, depth=300, **more)
+    weights = (
+        {"lhs": "bfloat16"},
+        {"lhs": "bfloat16", "depth": 304},
+        {"lhs": "float16", "rhs": "uint8", "zero_points": True, "depth": 304, **lines},
+    )
+    for more in (*kinds, {"lhs": "int8", "rhs": "int8", **lines}, *weights):
+        sizes = {"rows": 150, "columns": 72, "depth": 300}
+        case = Ragged(sizes=(3, 0, 70, 129), **(sizes | more))
         lhs, rhs, wide = case.draw()
         y = jaxfp8.ragged_dot(
             lhs, rhs.mT, np.asarray(case.sizes, np.int32), preferred_element_type="float32"

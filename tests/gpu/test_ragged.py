@@ -283,9 +283,12 @@ def test_a_wrong_call_is_an_error(change, message):
     attributes = {
         "lhs_scale": True,
         "rhs_scale": False,
+        "rhs_zero_point": False,
+        "rhs_mn_major": False,
         "lhs_tiles": np.array([1, 32], np.int64),
         "rhs_tiles": np.array([1, 32], np.int64),
         "precision": "default",
+        "kernel": "",
     }
     fp8 = jnp.float8_e4m3fn
     operands = [jnp.ones((4, 32), fp8), jnp.ones((2, 8, 32), fp8), jnp.array([1, 2])]

@@ -3,6 +3,7 @@
 `test_ragged_contracted` has groups along the contracted axis.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -256,7 +257,7 @@ def test_ends_do_not_overflow():
 # What the kernel takes
 
 
-def spec(lhs="int8", rhs="int8", *, lhs_tiles=(1, 8), zero_point=False, depth=8, scale=True):
+def spec(lhs="int8", rhs="int8", *, lhs_tiles=(1, 8), rhs_tile=None, depth=8, **more):
     sides = [
         OperandSpec(
             dtype=dtype,
@@ -264,12 +265,12 @@ def spec(lhs="int8", rhs="int8", *, lhs_tiles=(1, 8), zero_point=False, depth=8,
             contracting=(axis,),
             batch=batch,
             tiles=tiles,
-            scale=scale,
-            zero_point=zero_point,
+            scale=more.get("scale", True),
+            zero_point=more.get("zero_point", False),
         )
         for dtype, shape, axis, batch, tiles in (
             (lhs, (4, depth), 1, (), lhs_tiles),
-            (rhs, (2, 3, depth), 2, (0,), (1, 1, max(depth, 1))),
+            (rhs, (2, 3, depth), 2, (0,), (1, 1, rhs_tile or max(depth, 1))),
         )
     ]
     return RaggedSpec(lhs=sides[0], rhs=sides[1], groups=2, out_dtype="float32")
@@ -283,7 +284,15 @@ FLOAT8 = "float8_e4m3fn"
     [
         (spec(), None),
         (spec(FLOAT8, E5M2, lhs_tiles=(1, 128), depth=300), None),
-        (spec("bfloat16"), "not bfloat16 by int8"),
+        (spec("bfloat16"), None),
+        (spec("float16", E5M2, lhs_tiles=(1, 300), rhs_tile=128, depth=300), None),
+        (
+            spec("float16", E5M2, lhs_tiles=(1, 300), rhs_tile=64, depth=300),
+            "scales change every 64 values",
+        ),
+        (spec("bfloat16", lhs_tiles=(1, 4)), "one scale along K"),
+        (spec("float32"), "need 16 bits, and these are float32"),
+        (spec("int8", "bfloat16"), "not int8 by bfloat16"),
         (spec(FLOAT8, "int8"), "not float8_e4m3fn by int8"),
         (spec(zero_point=True), "no zero points"),
         (spec(FLOAT8, FLOAT8, lhs_tiles=(1, 64), depth=300), "scales change every 64 values"),
@@ -296,6 +305,37 @@ FLOAT8 = "float8_e4m3fn"
 def test_the_reason_is_named(problem, reason):
     found = ragged_lowering.why_no_kernel(problem)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize("k_first", [False, True], ids=["NK", "KN"])
+def test_weights_beside_16_bits_go_into_the_call_as_they_are_stored(k_first):
+    case = Ragged(
+        sizes=(2, 3), rows=5, columns=7, depth=300, lhs="bfloat16", rhs="uint8",
+        rhs_tile=(1, 128), zero_points=True, k_first=k_first,
+    )  # fmt: skip
+    lhs, rhs, _ = case.draw()
+    weights = dataclasses.replace(
+        spec("bfloat16", "uint8"),
+        lhs=dataclasses.replace(spec("bfloat16", depth=300, scale=False).lhs, shape=lhs.shape),
+        rhs=OperandSpec(
+            dtype="uint8",
+            shape=rhs.shape,
+            contracting=(1 if k_first else 2,),
+            batch=(0,),
+            tiles=(1, *((128, 1) if k_first else (1, 128))),
+            scale=True,
+            zero_point=True,
+        ),
+    )
+    call = functools.partial(ragged_lowering.call, spec=weights, split=False)
+    sizes = jnp.asarray(case.sizes, jnp.int32)
+    traced = jax.make_jaxpr(call)(lhs, rhs.qvalue, sizes, rhs.scale, rhs.zero_point)
+    (eqn,) = [e for e in traced.eqns if e.primitive.name == "ffi_call"]
+    factor = (2, 3, 7) if k_first else (2, 7, 3)
+    got = [v.aval.shape for v in eqn.invars]
+    assert got == [(5, 300), rhs.shape, (2,), factor, factor]
+    assert [v.aval.dtype.name for v in eqn.invars[3:]] == ["float32", "int32"]
+    assert f"'rhs_mn_major', {k_first}" in str(eqn.params["attributes"])
 
 
 def test_without_a_gpu_a_program_for_one_is_scaled_dots():

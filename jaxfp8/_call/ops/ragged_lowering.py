@@ -1,6 +1,9 @@
-"""Limits and call of the kernel for ragged dots: `sm90_gemm` on Hopper.
+"""Limits and call of the kernels for ragged dots.
 
-Order of this file: whether it takes a problem, whether it runs here, the call.
+Two 8-bit operands take `sm90_gemm`, on Hopper. 16-bit rows of 8-bit weights take `sm80_w8a16`, and
+on Hopper, if they are many, `sm90_gemm`.
+
+Order of this file: whether a kernel takes a problem, whether it runs here, the call.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated
 
-_HOPPER, _ITS_CODE = 90, "90a"
+_AMPERE, _HOPPER, _ITS_CODE = 80, 90, "90a"
 # As in ffi/cuda/kernels/sm90_gemm: K of a step and the alignment of lines in bytes; the most
 # products of int8, or of uint8, in an int32 sum, in multiples of 16 as K is padded; its smallest
 # tile, and the most tiles it counts.
@@ -31,18 +34,44 @@ _TILE, _MOST = (64, 32), (2**31 - 1) // 2
 
 def why_no_kernel(spec: RaggedSpec) -> str | None:
     """Why no kernel multiplies these groups on any GPU, or None if one does on Hopper."""
-    sides = (spec.lhs, spec.rhs)
-    names = [side.dtype for side in sides]
     if not is_known((*spec.lhs.shape, *spec.rhs.shape, spec.groups)):
         return "its sizes are not known when the program is lowered"
     if math.prod(spec.out_shape) * spec.groups * spec.lhs.depth == 0:
         return "there is nothing to multiply"
-    if not (all(map(dtypes.is_float8, names)) or all(map(dtypes.is_int8, names))):
-        return f"the kernel multiplies FP8 by FP8 or integers by integers, not {' by '.join(names)}"
-    if any(side.zero_point for side in sides):
-        return "the kernel takes no zero points beside groups"
-    if _counts(spec) > _MOST:
+    reason = _why_not_weights(spec) if _has_weights(spec) else _why_not_eight_bits(spec)
+    if reason is None and _counts(spec) > _MOST:
         return "the kernel counts rows and tiles in 32 bits, and there are more"
+    return reason
+
+
+def _has_weights(spec: RaggedSpec) -> bool:
+    """Whether rows of a float type are multiplied by 8-bit weights."""
+    return not dtypes.is_eight_bit(spec.lhs.dtype) and dtypes.is_eight_bit(spec.rhs.dtype)
+
+
+def _why_not_weights(spec: RaggedSpec) -> str | None:
+    """Why no kernel multiplies rows by 8-bit weights; the rules of `sm80_w8a16`."""
+    rows, weights = spec.lhs, spec.rhs
+    if spec.grouping == "contracted":
+        return "groups along K need 8 bits on both sides"
+    if rows.dtype not in ("bfloat16", "float16"):
+        return f"rows beside 8-bit weights need 16 bits, and these are {rows.dtype}"
+    if rows.zero_point or (rows.scale and rows.scale_varies):
+        return "16-bit rows have no zero points, and one scale along K"
+    tile = weights.tiles[weights.contracting[0]]
+    if (weights.scale or weights.zero_point) and weights.scale_varies and tile % _STEP:
+        return _cut_along_k(tile)
+    return None
+
+
+def _why_not_eight_bits(spec: RaggedSpec) -> str | None:
+    sides = (spec.lhs, spec.rhs)
+    names = [side.dtype for side in sides]
+    if not (all(map(dtypes.is_float8, names)) or all(map(dtypes.is_int8, names))):
+        pairs = "FP8 by FP8, integers by integers or 16-bit rows by 8-bit weights"
+        return f"the kernels multiply {pairs}, not {' by '.join(names)}"
+    if any(side.zero_point for side in sides):
+        return "the kernel takes no zero points beside groups of 8-bit rows"
     return next(filter(None, map(_why_not_along_k, sides)), None)
 
 
@@ -63,9 +92,11 @@ def _why_not_along_k(side: OperandSpec) -> str | None:
         return None
     if longest is not None:
         return "the kernel sums integers over all of K, along which scales change"
-    if tile % _STEP:
-        return f"scales change every {tile} values along K; the kernel takes multiples of {_STEP}"
-    return None
+    return _cut_along_k(tile) if tile % _STEP else None
+
+
+def _cut_along_k(tile: int) -> str:
+    return f"scales change every {tile} values along K; the kernel takes multiples of {_STEP}"
 
 
 def why_not(spec: RaggedSpec, platform: str) -> str | None:
@@ -75,37 +106,48 @@ def why_not(spec: RaggedSpec, platform: str) -> str | None:
     capability = ffi.compute_capability()
     if capability is None:
         return "there is no GPU here, and no telling on which one it will run"
-    if capability != _HOPPER:
+    weights = _has_weights(spec)
+    if capability < _AMPERE or (capability != _HOPPER and not weights):
         major, minor = divmod(capability, 10)
-        return f"the GPU has compute capability {major}.{minor}, and the kernel is for 9.0"
+        needs = "8.0 or later" if weights else "9.0"
+        return f"the GPU has compute capability {major}.{minor}, and the kernel is for {needs}"
     reason = why_no_kernel(spec) or ffi.why_unavailable("cuda")
-    if reason is None and _ITS_CODE not in ffi.cuda_architectures():
+    if reason is None and not weights and _ITS_CODE not in ffi.cuda_architectures():
         return f"the library has no code for sm_{_ITS_CODE}"
     return reason
 
 
 def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]:
-    """The call of docs/custom_call.md: lines of K, of whole 16 bytes."""
+    """The call of docs/custom_call.md: lines of K, of whole 16 bytes, or weights as stored."""
     del split
     ffi.register_if_it_runs_here("cuda")
     named = dict(zip(spec.operand_names(), operands, strict=True))
-    sizes = _sizes(named["group_sizes"], spec)
-    arrays = [_lines(named["lhs"], spec.lhs), _lines(named["rhs"], spec.rhs), sizes]
+    weights = _has_weights(spec)
+    order = _stored_order(spec.rhs) if weights else _order(spec.rhs)
+    arrays = [
+        named["lhs"].transpose(_order(spec.lhs)) if weights else _lines(named["lhs"], spec.lhs),
+        named["rhs"].transpose(order) if weights else _lines(named["rhs"], spec.rhs),
+        _sizes(named["group_sizes"], spec),
+    ]
     lhs_tiles, rhs_tiles = _tiles(spec.lhs), _tiles(spec.rhs)
     if spec.lhs.scale:
         scale, lhs_tiles = _lhs_scale(named["lhs_scale"], spec.lhs)
         arrays.append(scale)
-    if spec.rhs.scale:
-        arrays.append(_rhs_scale(named["rhs_scale"], spec.rhs, spec.groups))
+    for name, dtype in (("rhs_scale", jnp.float32), ("rhs_zero_point", jnp.int32)):
+        if name in named:
+            arrays.append(_rhs_factor(named[name].astype(dtype), spec.rhs, order, spec.groups))
     out = jax.ShapeDtypeStruct(spec.out_shape, np.dtype(spec.out_dtype))
     return [
         jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(
             *arrays,
             lhs_scale=spec.lhs.scale,
             rhs_scale=spec.rhs.scale,
+            rhs_zero_point=spec.rhs.zero_point,
+            rhs_mn_major=order[-1] in spec.rhs.free,
             lhs_tiles=np.asarray(lhs_tiles, np.int64),
             rhs_tiles=np.asarray(rhs_tiles, np.int64),
             precision=spec.precision,
+            kernel="",
         )
     ]
 
@@ -120,6 +162,11 @@ def _sizes(sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
 
 def _order(side: OperandSpec) -> Shape:
     return (*side.batch, *side.free, *side.contracting)
+
+
+def _stored_order(side: OperandSpec) -> Shape:
+    """Groups first, the other axes as they are stored."""
+    return (*side.batch, *sorted((*side.free, *side.contracting)))
 
 
 def _padded(depth: int) -> int:
@@ -156,12 +203,11 @@ def _lhs_scale(scale: jax.Array, side: OperandSpec) -> tuple[jax.Array, Shape]:
     return scale.reshape(groups * rows, -1), (1, depth)
 
 
-def _rhs_scale(scale: jax.Array, side: OperandSpec, groups: int) -> jax.Array:
-    """Scales [G or 1, columns, K]."""
-    scale = scale.astype(jnp.float32)
+def _rhs_factor(factor: jax.Array, side: OperandSpec, order: Shape, groups: int) -> jax.Array:
+    """Scales or zero points [G or 1, columns, K], or the last two in the order of the values."""
     if not side.batch:
-        return scale.transpose(_order(side))[None]
+        return factor.transpose(order)[None]
     (axis,) = side.batch
-    if scale.shape[axis] not in (1, groups):
-        scale = repeated(scale, axis, side.tiles[axis], groups)
-    return scale.transpose(_order(side))
+    if factor.shape[axis] not in (1, groups):
+        factor = repeated(factor, axis, side.tiles[axis], groups)
+    return factor.transpose(order)

@@ -59,6 +59,16 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
 KernelFunction KernelOf(const Problem& problem, bool joint) {
   const int row_fragments = RowFragmentsFor(problem);
   const bool mn_major = problem.rhs.IsMnMajor();
+  if (GroupsRows(problem)) {
+    switch (problem.rhs.dtype) {
+      case DType::kE4M3:
+        return E4M3GroupsKernel(problem.lhs.dtype, mn_major, row_fragments);
+      case DType::kE5M2:
+        return E5M2GroupsKernel(problem.lhs.dtype, mn_major, row_fragments);
+      default:
+        return S8GroupsKernel(problem.lhs.dtype, mn_major, row_fragments);
+    }
+  }
   switch (problem.rhs.dtype) {
     case DType::kE4M3:
       return E4M3Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
@@ -91,6 +101,8 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.scale_batch = tiles.batch_stride, a.scale_depth = tiles.depth_stride;
   a.weight_jump = weights.batch_jump, a.scale_jump = tiles.batch_jump;
   a.inner_batch = static_cast<int32_t>(problem.inner_batch);
+  a.group_sizes = buffers.group_sizes;
+  a.groups = GroupsOf(problem, 8 * RowFragmentsFor(problem));
   a.scale_column = static_cast<int32_t>(tiles.free_stride);
   // A scale's tile may be longer than its axis.
   const int64_t depths = std::max<int64_t>(1, (problem.depth + kTileDepth - 1) / kTileDepth);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/common/groups.h"
 #include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/epilogue/elementwise.cuh"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
@@ -26,6 +27,7 @@ struct EpilogueArguments {
 // elements.
 struct Arguments {
   Schedule schedule;
+  const int32_t* group_sizes = nullptr;  // null without groups
   int32_t rows = 0, columns = 0, depth = 0;
   int32_t weight_access_bytes = 1;     // widest aligned load: 16, 4 or 1
   int32_t activations_vectorized = 0;  // whether loads of eight are aligned
@@ -48,6 +50,7 @@ struct Arguments {
   EpilogueArguments epilogue;
   int64_t weight_jump = 0, scale_jump = 0;  // along the outer batch axis (batch.cuh)
   int32_t inner_batch = 1;
+  Groups groups;
 };
 
 // The products of one launch. Each has its own arguments, with the same split.
@@ -61,6 +64,9 @@ using KernelFunction = void (*)(Parts);
 // The arguments of a problem, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 
+// What a launch computes: a product, several of one input, or groups of rows.
+enum class Launch : uint8_t { kOne, kSeveral, kGroups };
+
 // The kernel that computes a problem, alone or with others.
 KernelFunction KernelOf(const Problem& problem, bool joint);
 
@@ -72,6 +78,10 @@ KernelFunction KernelOf(const Problem& problem, bool joint);
 KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
 KernelFunction E5M2Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
 KernelFunction S8Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
+// The same for groups of rows of 16 bits.
+KernelFunction E4M3GroupsKernel(DType activation, bool mn_major, int row_fragments);
+KernelFunction E5M2GroupsKernel(DType activation, bool mn_major, int row_fragments);
+KernelFunction S8GroupsKernel(DType activation, bool mn_major, int row_fragments);
 
 }  // namespace jaxfp8::cuda::w8a16
 

@@ -71,19 +71,17 @@ __device__ __forceinline__ void CopyChunk(uint32_t to, const uint8_t* from, int 
 template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
 class Loader {
  public:
-  __device__ __forceinline__ Loader(const Arguments& a, const TileCoord& coord,
-                                    int32_t depth_tile) {
-    const int column = coord.column_tile * kTileColumns;
-    const int row = coord.row_tile * (8 * kRowFragments);
+  __device__ __forceinline__ Loader(const Arguments& a, const BlockTile& tile, int32_t depth_tile) {
+    const int column = tile.column_tile * kTileColumns, row = tile.row;
     const int depth = depth_tile * kTileDepth;
     columns_ = a.columns - column;
-    rows_ = a.rows - row;
+    rows_ = tile.end - row;
     depth_ = a.depth - depth;
-    weights_ = a.weights + coord.batch * a.weight_batch + PastWeights(a) +
+    weights_ = a.weights + tile.batch * a.weight_batch + PastWeights(a) +
                ((kMnMajor ? depth : column) + WeightRow()) * a.weight_pitch +
                (kMnMajor ? column : depth) + 16 * WeightChunk();
-    activations_ = static_cast<const Activation*>(a.activations) +
-                   coord.batch * a.activation_batch + (row + ActivationRow()) * a.activation_row +
+    activations_ = static_cast<const Activation*>(a.activations) + tile.batch * a.activation_batch +
+                   (row + ActivationRow()) * a.activation_row +
                    (depth + 8 * ActivationChunk()) * a.activation_depth;
   }
 

@@ -65,16 +65,16 @@ __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& sca
 
 // The scaled accumulators of a block's part of K.
 template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
-__device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& coord,
+__device__ __forceinline__ void Accumulate(const Arguments& a, const BlockTile& tile,
                                            uint8_t* stages,
                                            Accumulators<kRowFragments>& scaled_acc) {
   constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
   const int32_t end = a.schedule.depth_tiles, step = a.schedule.split;
   int32_t depth_tile = blockIdx.y;
-  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, coord, depth_tile, stages);
+  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, tile, depth_tile, stages);
   const int32_t column =
-      coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
-  const ScaleOffsets offsets(a, coord.batch, column);
+      tile.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
+  const ScaleOffsets offsets(a, tile.batch, column);
   Accumulators<kRowFragments> acc = {};
 #pragma unroll 1
   while (depth_tile < end) {
@@ -105,21 +105,29 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 //   kActivation    bfloat16, float16, or e4m3 (up to 16 rows, decoded to float16)
 //   kMnMajor       weights are [K, N]; else [N, K], K-contiguous
 //   kRowFragments  rows of an output tile in units of 8: 1, 2, 4 or 8
-//   kJoint         whether there may be several products; else the arguments have a constant place
-template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, bool kJoint>
+//   kLaunch        what it computes. The arguments of one product, or of groups, have a constant
+//   place
+template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, Launch kLaunch>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
+  constexpr bool kJoint = kLaunch == Launch::kSeveral;
   if constexpr (kJoint && HasOwnInstance(kRowFragments) && !kHasClusters) return;  // not launched
   const int part = kJoint ? parts.tiles.PartOf(blockIdx.x) : 0;
   const Arguments& a = parts.of[part];
-  const TileCoord coord = CoordOfBlock(a, blockIdx.x - parts.tiles.first[part]);
-  const int split = a.schedule.split, rows_left = a.rows - coord.row_tile * kTileRows;
+  const int32_t number = blockIdx.x - parts.tiles.first[part];
+  const BlockTile tile = kLaunch == Launch::kGroups ? GroupedTileOfBlock(a, number)
+                                                    : TileOfBlock(a, number, kTileRows);
+  const int split = a.schedule.split, rows_left = tile.end - tile.row;
+  const int first = blockIdx.y * kThreads + threadIdx.x, step = split * kThreads;
+  if constexpr (kLaunch == Launch::kGroups) {
+    if (!tile.sums) return StoreZeros(a, tile, kTileRows, first, step);
+  }
   Accumulators<kRowFragments> scaled_acc = {};
   using D = Decoder<kWeight, WideOf(kActivation)>;
-  Accumulate<D, kActivation, kMnMajor, kRowFragments>(a, coord, stages, scaled_acc);
+  Accumulate<D, kActivation, kMnMajor, kRowFragments>(a, tile, stages, scaled_acc);
   if (!kHasClusters && split > 1) {
     const int64_t partial = OutputTileOfBlock() * split + blockIdx.y;
     StoreSums(scaled_acc, rows_left, a.partials + partial * (min(a.rows, kTileRows) * kTileColumns),
@@ -129,58 +137,62 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   float* sums = reinterpret_cast<float*>(stages);
   __syncthreads();  // all warps have read the last stage
   StoreSums(scaled_acc, rows_left, sums, kSumPitch);
-  const int first = blockIdx.y * kThreads + threadIdx.x, step = split * kThreads;
   if constexpr (kHasClusters) {
     ClusterArrive();
-    StoreTile(a, coord, kTileRows, first, step, ClusterSums{SharedAddress(sums)});
+    StoreTile(a, tile, kTileRows, first, step, ClusterSums{SharedAddress(sums)});
     if (split == 1) return;
     // The others may still read this block's sums.
     __syncwarp();
     ClusterArrive();
     ClusterWait();
   } else {
-    StoreTile(a, coord, kTileRows, first, step, BlockSums{sums});
+    StoreTile(a, tile, kTileRows, first, step, BlockSums{sums});
   }
 }
 
 // The instance for a tile of 8 * row_fragments rows; null if there is none.
-template <DType kWeight, DType kActivation, bool kMnMajor, bool kJoint>
+template <DType kWeight, DType kActivation, bool kMnMajor, Launch kLaunch>
 KernelFunction ForTile(int row_fragments) {
-  constexpr bool kOfOne = kJoint || !HasOwnInstance(1), kOfTwo = kJoint || !HasOwnInstance(2);
-  if (row_fragments == 1) return Sm80W8A16<kWeight, kActivation, kMnMajor, 1, kOfOne>;
-  if (row_fragments == 2) return Sm80W8A16<kWeight, kActivation, kMnMajor, 2, kOfTwo>;
+  constexpr auto kOf = [](int fragments) {
+    return kLaunch == Launch::kOne && !HasOwnInstance(fragments) ? Launch::kSeveral : kLaunch;
+  };
+  if (row_fragments == 1) return Sm80W8A16<kWeight, kActivation, kMnMajor, 1, kOf(1)>;
+  if (row_fragments == 2) return Sm80W8A16<kWeight, kActivation, kMnMajor, 2, kOf(2)>;
   if constexpr (!IsFloat8(kActivation)) {
-    if (row_fragments == 4) return Sm80W8A16<kWeight, kActivation, kMnMajor, 4, kJoint>;
-    if (row_fragments == 8) return Sm80W8A16<kWeight, kActivation, kMnMajor, 8, kJoint>;
+    if (row_fragments == 4) return Sm80W8A16<kWeight, kActivation, kMnMajor, 4, kLaunch>;
+    if (row_fragments == 8) return Sm80W8A16<kWeight, kActivation, kMnMajor, 8, kLaunch>;
   }
   return nullptr;
 }
 
-template <DType kWeight, DType kActivation>
-KernelFunction ForLayout(bool mn_major, int row_fragments, bool joint) {
-  if (joint) {
-    return mn_major ? ForTile<kWeight, kActivation, true, true>(row_fragments)
-                    : ForTile<kWeight, kActivation, false, true>(row_fragments);
-  }
-  return mn_major ? ForTile<kWeight, kActivation, true, false>(row_fragments)
-                  : ForTile<kWeight, kActivation, false, false>(row_fragments);
+template <DType kWeight, DType kActivation, Launch kLaunch>
+KernelFunction ForLayout(bool mn_major, int row_fragments) {
+  return mn_major ? ForTile<kWeight, kActivation, true, kLaunch>(row_fragments)
+                  : ForTile<kWeight, kActivation, false, kLaunch>(row_fragments);
 }
 
-template <DType kWeight>
-KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments, bool joint) {
+template <DType kWeight, Launch kLaunch>
+KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments) {
   switch (activation) {
     case DType::kBF16:
-      return ForLayout<kWeight, DType::kBF16>(mn_major, row_fragments, joint);
+      return ForLayout<kWeight, DType::kBF16, kLaunch>(mn_major, row_fragments);
     case DType::kF16:
-      return ForLayout<kWeight, DType::kF16>(mn_major, row_fragments, joint);
+      return ForLayout<kWeight, DType::kF16, kLaunch>(mn_major, row_fragments);
     case DType::kE4M3:
-      if constexpr (IsFloat8(kWeight)) {
-        return ForLayout<kWeight, DType::kE4M3>(mn_major, row_fragments, joint);
+      if constexpr (IsFloat8(kWeight) && kLaunch != Launch::kGroups) {
+        return ForLayout<kWeight, DType::kE4M3, kLaunch>(mn_major, row_fragments);
       }
       return nullptr;
     default:
       return nullptr;
   }
+}
+
+// The kernel of one product, or of several.
+template <DType kWeight>
+KernelFunction DenseKernelFor(DType activation, bool mn_major, int row_fragments, bool joint) {
+  return joint ? KernelFor<kWeight, Launch::kSeveral>(activation, mn_major, row_fragments)
+               : KernelFor<kWeight, Launch::kOne>(activation, mn_major, row_fragments);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

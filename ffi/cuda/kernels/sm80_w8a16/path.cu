@@ -154,6 +154,6 @@ Status PlanJoint(std::span<const Problem> problems, const Device& device,
 
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make, true, true};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make, true, true, true};
 
 }  // namespace jaxfp8::cuda

@@ -25,15 +25,15 @@ template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
 class Pipeline {
  public:
   //   depth_tile  the first tile of K
-  __device__ __forceinline__ Pipeline(const Arguments& a, const TileCoord& coord,
-                                      int32_t depth_tile, uint8_t* stages)
+  __device__ __forceinline__ Pipeline(const Arguments& a, const BlockTile& tile, int32_t depth_tile,
+                                      uint8_t* stages)
       : a_(a),
         // Weights for several row tiles should stay in L2. Weights for one row tile should not
         // evict the activations.
         policy_(a.schedule.row_tiles == 1 ? ReadOncePolicy() : ReadAgainPolicy()),
         depth_tile_(depth_tile),
         stages_(stages),
-        loader_(a, coord, depth_tile) {
+        loader_(a, tile, depth_tile) {
 #pragma unroll 1
     for (int stage = 0; stage < kStages - 1; ++stage) Fill(stage);
   }

@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kReduceThreads)
   const int64_t stride = int64_t{min(a.rows, tile_rows)} * kTileColumns;
   const WorkspaceSums sums{a.partials + OutputTileOfBlock() * a.schedule.split * stride, stride};
   const int quad = blockIdx.y * kReduceThreads + threadIdx.x;
-  StoreTile(a, CoordOfBlock(a, blockIdx.x), tile_rows, quad, gridDim.y * kReduceThreads, sums);
+  StoreTile(a, TileOfBlock(a, blockIdx.x, tile_rows), tile_rows, quad, gridDim.y * kReduceThreads,
+            sums);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -101,10 +101,10 @@ struct Schedule {
 };
 
 // The rows of the smallest tile with room for all rows of the problem, or of the largest tile; in
-// units of 8: 1, 2, 4 or 8.
+// units of 8: 1, 2, 4 or 8. With groups it has room for most of them.
 int RowFragmentsFor(const Problem& problem);
 
-// The output tiles of the whole problem.
+// The output tiles of the whole problem; with groups, the most that there can be.
 int64_t OutputTiles(const Problem& problem);
 
 // The outer axis of a batch with jumps (problem.h), 1 without.

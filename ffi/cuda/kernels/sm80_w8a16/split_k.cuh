@@ -17,6 +17,7 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/epilogue/elementwise.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/batch.cuh"
 #include "cuda/kernels/sm80_w8a16/scales.cuh"
 
 namespace jaxfp8::cuda::w8a16 {
@@ -98,15 +99,38 @@ inline __device__ __noinline__ float4 Activated(Activation activation, float4 y)
                      ApplyF32(activation, y.z), ApplyF32(activation, y.w));
 }
 
+__device__ __forceinline__ void StoreWide(const Elementwise& ew, const Quad& q,
+                                          const float (&y)[4]) {
+  switch (ew.out_plane.dtype) {
+    case DType::kF32:
+      return StoreAs<DType::kF32>(ew, q, y);
+    case DType::kBF16:
+      return StoreAs<DType::kBF16>(ew, q, y);
+    default:
+      return StoreAs<DType::kF16>(ew, q, y);
+  }
+}
+
+// Stores zeros in a tile of rows of no group.
+inline __device__ __noinline__ void StoreZeros(const Arguments& a, const BlockTile& tile,
+                                               int tile_rows, int first, int step) {
+  constexpr int kQuads = kTileColumns / 4;
+  for (int i = first; i < min(tile.end - tile.row, tile_rows) * kQuads; i += step) {
+    const int32_t column = tile.column_tile * kTileColumns + i % kQuads * 4;
+    const Quad q{0, tile.row + i / kQuads, column, max(0, min(4, a.columns - column))};
+    StoreWide(a.epilogue.elementwise, q, {});
+  }
+}
+
 // A quad of the output, and the epilogue's operands for it.
 struct QuadOutputs {
   Quad q;
   float row_scale;
   float bias[4] = {}, residual[4] = {};  // for plain epilogues
 
-  __device__ __forceinline__ QuadOutputs(const Arguments& a, const TileCoord& coord, int32_t row,
+  __device__ __forceinline__ QuadOutputs(const Arguments& a, const BlockTile& tile, int32_t row,
                                          int32_t column)
-      : q{coord.batch, row, column, row < a.rows ? max(0, min(4, a.columns - column)) : 0} {
+      : q{tile.batch, row, column, row < a.rows ? max(0, min(4, a.columns - column)) : 0} {
     const EpilogueArguments& e = a.epilogue;
     const bool scaled = e.row_scales && q.count > 0;
     row_scale = scaled ? __ldg(e.row_scales + e.row_tiles.At(q.b, q.r, 0)) : 1.0f;
@@ -128,14 +152,7 @@ struct QuadOutputs {
       const float4 z = Activated(ew.activation, make_float4(y[0], y[1], y[2], y[3]));
       y[0] = z.x, y[1] = z.y, y[2] = z.z, y[3] = z.w;
     }
-    switch (ew.out_plane.dtype) {
-      case DType::kF32:
-        return StoreAs<DType::kF32>(ew, q, y);
-      case DType::kBF16:
-        return StoreAs<DType::kBF16>(ew, q, y);
-      default:
-        return StoreAs<DType::kF16>(ew, q, y);
-    }
+    StoreWide(ew, q, y);
   }
 };
 
@@ -184,13 +201,13 @@ __device__ __forceinline__ float4 SumOfRanks(const Sums& sums, int split, int ro
 //   tile_rows    of the tile
 //   first, step  the thread's quads; a warp has neighbours
 template <class Sums>
-__device__ __forceinline__ void StoreTile(const Arguments& a, const TileCoord& coord, int tile_rows,
+__device__ __forceinline__ void StoreTile(const Arguments& a, const BlockTile& tile, int tile_rows,
                                           int first, int step, const Sums& sums) {
   constexpr int kQuads = kTileColumns / 4;
-  const int row = coord.row_tile * tile_rows, column = coord.column_tile * kTileColumns;
-  const int end = min(a.rows - row, tile_rows) * kQuads;
+  const int row = tile.row, column = tile.column_tile * kTileColumns;
+  const int end = min(tile.end - row, tile_rows) * kQuads;
   const auto outputs_at = [&](int i) {
-    return QuadOutputs(a, coord, i < end ? row + i / kQuads : a.rows, column + i % kQuads * 4);
+    return QuadOutputs(a, tile, i < end ? row + i / kQuads : a.rows, column + i % kQuads * 4);
   };
   QuadOutputs outputs = outputs_at(first);
   __syncwarp();  // the warp reaches the next barrier as one

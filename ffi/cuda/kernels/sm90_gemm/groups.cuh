@@ -21,8 +21,10 @@ __device__ __forceinline__ bool IsContracted(const Arguments& a) {
 template <typename L>
 __device__ __forceinline__ TileBounds BoundsOf(const Arguments& a, int32_t unit, int32_t rank) {
   const TileCoord tile = TileOf(a.schedule, unit, rank);
-  return {tile.batch, tile.row * L::kTileRows, static_cast<int32_t>(a.epilogue.rows),
-          tile.column * L::kTileColumns, true};
+  const int32_t row = L::kTransposed ? tile.column : tile.row;
+  const int32_t column = L::kTransposed ? tile.row : tile.column;
+  return {tile.batch, row * L::kOutputTile.rows, static_cast<int32_t>(a.epilogue.rows),
+          column * L::kOutputTile.columns, true};
 }
 
 // The same with groups; false after the last unit. Of the contracted axis the part gets the steps
@@ -32,8 +34,7 @@ __device__ __forceinline__ bool FindTile(const Arguments& a, Part& part, int32_t
                                          GroupCursor& cursor, TileBounds& bounds) {
   const Groups& groups = a.schedule.grouped;
   if (!IsContracted(a)) {
-    return cursor.Find(a.schedule, a.group_sizes, {L::kTileRows, L::kTileColumns}, part.unit, rank,
-                       bounds);
+    return cursor.Find(a.schedule, a.group_sizes, L::kOutputTile, part.unit, rank, bounds);
   }
   bounds = BoundsOf<L>(a, part.unit, rank);
   bounds.depth = cursor.DepthOf(groups, a.group_sizes, bounds.batch);
@@ -44,8 +45,8 @@ __device__ __forceinline__ bool FindTile(const Arguments& a, Part& part, int32_t
 }
 
 // The next tile that a loading thread has something to load for; false after the last one.
-template <typename L>
-__device__ __forceinline__ bool NextTile(const Arguments& a, Parts<false>& parts, int32_t rank,
+template <typename L, bool kShares>
+__device__ __forceinline__ bool NextTile(const Arguments& a, Parts<kShares>& parts, int32_t rank,
                                          GroupCursor& cursor, Part& part, TileBounds& bounds) {
   while (parts.Next(a.schedule, part)) {
     if (!HasGroups(a)) {
@@ -56,6 +57,15 @@ __device__ __forceinline__ bool NextTile(const Arguments& a, Parts<false>& parts
     if (bounds.sums) return true;
   }
   return false;
+}
+
+// The tile of a consumer warp, with groups or without; false after the last one.
+template <typename L>
+__device__ __forceinline__ bool TileOfPart(const Arguments& a, Part& part, int32_t rank,
+                                           GroupCursor& cursor, TileBounds& bounds) {
+  if (HasGroups(a)) return FindTile<L>(a, part, rank, cursor, bounds);
+  bounds = BoundsOf<L>(a, part.unit, rank);
+  return true;
 }
 
 // What a consumer warp knows of its tile lies in kKeptBytes of shared memory while it multiplies:

@@ -1,8 +1,7 @@
 // Groups of which `sm90_gemm` learns the sizes on the device. Pure.
 //
-// Rows of lhs:
+// Rows of lhs (common/groups.h):
 //
-//   contiguous, lhs [M, K]                 masked, lhs [G * rows of each, K]
 //     group 0  group 1     group 2  rest     group 0  rest      group 1      rest
 //   | 0 0    | 1 1 1 1 1 | 2      | r r  | | 0      | r r r r | 1 1 1 1 1  | r r r |   rows
 //   | unit 0 | 1     | 2 | 3      | 4    | | unit 0 | 3   | 4 | 1     | 2  | 5     |   row units
@@ -30,34 +29,6 @@
 #include "cuda/kernels/sm90_gemm/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
-
-// Groups, and one rest after all of them, or one for each.
-JAXFP8_HD int32_t EntriesOf(const Groups& g) {
-  return g.grouping == Grouping::kMasked ? 2 * g.groups : g.groups + 1;
-}
-
-// Rows [first, first + count) of an entry.
-struct EntryRows {
-  int32_t first, count;
-};
-
-JAXFP8_HD int32_t Clamp(int32_t value, int32_t high) {
-  return value < 0 ? 0 : value > high ? high : value;
-}
-
-// The rows of an entry. Sizes below 0 count as 0, and rows beyond the last are cut off.
-//   above  the rows of the entries before, of contiguous groups
-JAXFP8_HD EntryRows RowsOfEntry(const Groups& g, const int32_t* sizes, int32_t entry,
-                                int32_t above) {
-  const bool is_rest = entry >= g.groups;
-  if (g.grouping == Grouping::kContiguous) {
-    const int32_t left = g.rows - above;
-    return {above, is_rest ? left : Clamp(sizes[entry], left)};
-  }
-  const int32_t group = is_rest ? entry - g.groups : entry;
-  const int32_t first = group * g.rows_per_group, count = Clamp(sizes[group], g.rows_per_group);
-  return is_rest ? EntryRows{first + count, g.rows_per_group - count} : EntryRows{first, count};
-}
 
 // Positions [first, end) of the contracted axis.
 struct DepthRange {
@@ -90,7 +61,7 @@ struct GroupCursor {
     JAXFP8_ROLLED
     for (; entry < EntriesOf(g); ++entry) {
       const EntryRows rows = RowsOfEntry(g, sizes, entry, above);
-      const int32_t row_units = (rows.count + g.unit_rows - 1) / g.unit_rows;
+      const int32_t row_units = rows.Units(g);
       const int32_t in_entry = unit - first_unit, units = row_units * s.column_units;
       if (in_entry < units) {
         Place(s, tile, rows, row_units, in_entry, rank, bounds);

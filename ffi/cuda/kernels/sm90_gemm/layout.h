@@ -20,8 +20,6 @@ enum class Scaling : uint8_t {
   kAfter,   // after the sum over all of K; every column has one, of int8 with a zero point
 };
 
-// Bytes in which a consumer warp keeps what it knows of its tile (groups.cuh).
-inline constexpr int kKeptBytes = 32;
 inline constexpr int kChunkSteps = 4;               // whose scales are loaded together
 inline constexpr int kLineBytes = 4 * kChunkSteps;  // from line to line of such a chunk
 inline constexpr int kLineFields = 4;  // of a line, where sums are scaled after all of K
@@ -33,6 +31,8 @@ struct BlockLayout {
   static constexpr int kWgmmas = kRows / kWgmmaRows / kConsumerWarpgroups;  // of a warpgroup
   static constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;
   static constexpr int kTileRows = kRows, kTileColumns = kColumns;
+  static constexpr bool kTransposed = false;  // tiles are those of the output
+  static constexpr TileShape kOutputTile{kRows, kColumns};
   static constexpr bool kScalesAfter = kScaling == Scaling::kAfter;
   // Columns that share a scale of rhs. Parts of the tile do not cross a multiple of 128.
   static constexpr int kScaleColumns = kScaling != Scaling::kBlocks ? 1

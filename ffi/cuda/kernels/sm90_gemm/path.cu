@@ -315,6 +315,6 @@ Status MakePlan(const Problem& problem, const Device& device, size_t workspace,
 
 }  // namespace sm90
 
-const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakePlan, true};
+const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakePlan, true, false, true};
 
 }  // namespace jaxfp8::cuda

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/kernels/sm90_gemm/groups.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -21,6 +20,10 @@ constexpr double kSumBytesPerCycle = 48;
 // with K = 4096, one of 256 x 128 53 us, one of 128 x 128 34 us.
 constexpr double kMixedProductsPerCycle = 2048, kNarrowMixed = 1.3, kSmallMixed = 1.6;
 constexpr int32_t kWideColumns = 256;
+// The factor for groups of 16-bit values, whose tiles of 256 overlap: blocks load the same lines at
+// the same time. On an H200 64 groups of 192 on average take 374 us by tiles of 256 x 128 and 413
+// by those of 128 x 256, with K = 4096; 8 groups of 1024 take 791 and 672, with K = 7168.
+constexpr double kGroupedWide = 1.15;
 constexpr double kCyclesPerTile = 2000;  // filling the ring; the epilogue
 // What a tile waits for the other one of its pair, which loads a part for it.
 constexpr double kPairCycles = 1000;
@@ -90,31 +93,11 @@ double CyclesShared(const Schedule& s, const Times& t, int32_t blocks) {
   return whole * (s.steps * t.step + t.tile) + share * t.step + 2 * t.tile + t.share;
 }
 
-Groups GroupsOf(const Problem& problem, int32_t unit_rows) {
-  const auto rows = static_cast<int32_t>(problem.rows);
-  const auto groups = static_cast<int32_t>(problem.batch);
-  const auto depth = static_cast<int32_t>(problem.depth);
-  return {problem.grouping, groups, rows, rows / groups, unit_rows, depth};
-}
-
-// The most units that the rows of groups, and those of none, can have.
-int32_t GroupedUnits(const Groups& grouped) {
-  return grouped.rows / grouped.unit_rows + EntriesOf(grouped);
-}
-
-// The same product with groups of equal sizes, for estimates.
-Problem WithEvenGroups(const Problem& problem) {
-  if (problem.grouping == Grouping::kNone) return problem;
-  Problem even = problem;
-  even.grouping = Grouping::kNone;
-  int64_t& grouped = GroupsRows(problem) ? even.rows : even.depth;
-  grouped = Divide(grouped, std::max<int64_t>(problem.batch, 1));
-  return even;
-}
-
+// How many units of groups there are is known on the device alone, so they are not shared.
 bool MayShare(const Problem& problem, const Configuration& c, const Schedule& s, int32_t blocks) {
   const int64_t steps = int64_t{SharedUnits(s, blocks)} * s.steps;
-  return IsMixed(problem) && c.pair == Pair::kNone && steps > 0 && steps <= kMaxSharedSteps;
+  return IsMixed(problem) && problem.grouping == Grouping::kNone && c.pair == Pair::kNone &&
+         steps > 0 && steps <= kMaxSharedSteps;
 }
 
 }  // namespace
@@ -126,15 +109,17 @@ std::span<const TileShape> TileShapesOf(const Problem& problem) {
 }
 
 Schedule MakeSchedule(const Problem& problem, const Configuration& configuration) {
+  if (GroupsRows(problem) && IsMixed(problem) && !HasWeightsOnRight(problem)) {
+    const TileShape tile = configuration.tile;
+    return MakeSchedule(Swapped(problem), {{tile.columns, tile.rows}, configuration.pair});
+  }
   Schedule s;
   s.column_units = static_cast<int32_t>(Divide(problem.columns, ColumnsOfUnit(configuration)));
   s.steps = static_cast<int32_t>(Divide(problem.depth, StepDepth(problem)));
   s.pair = configuration.pair;
-  if (problem.grouping != Grouping::kNone && problem.batch > 0) {
-    s.grouped = GroupsOf(problem, RowsOfUnit(configuration));
-  }
+  s.grouped = GroupsOf(problem, RowsOfUnit(configuration));
   if (GroupsRows(problem)) {
-    s.row_units = problem.rows > 0 ? GroupedUnits(s.grouped) : 0;
+    s.row_units = static_cast<int32_t>(MostUnits(s.grouped));
     s.units = s.row_units * s.column_units;
   } else {
     s.row_units = static_cast<int32_t>(Divide(problem.rows, RowsOfUnit(configuration)));
@@ -183,6 +168,19 @@ double CyclesOf(const Problem& problem, const Configuration& configuration,
   return std::min(alone, CyclesShared(s, times, multiprocessors));
 }
 
+// The same for weights times groups of 16-bit values, whose sizes are random: each ends in the
+// middle of a tile, and the last turn of the blocks may have few.
+double CyclesOfGroups(const Problem& problem, TileShape tile, int32_t multiprocessors) {
+  const auto columns = static_cast<double>(problem.columns);
+  const double groups = std::max(1.0, std::min(columns, static_cast<double>(problem.batch)));
+  const double across = std::max(1.0, columns / groups / tile.columns + 0.5);
+  const double units = groups * across * static_cast<double>(Divide(problem.rows, tile.rows));
+  const Times times = TimesOf(problem, {tile, Pair::kNone});
+  const double step = times.step * (tile.columns >= kWideColumns ? kGroupedWide : 1);
+  const auto steps = static_cast<double>(Divide(problem.depth, kMixedDepth));
+  return (units / multiprocessors + 0.5) * (steps * step + times.tile);
+}
+
 Configuration Choose(const Problem& given, int32_t multiprocessors) {
   const Problem problem = WithEvenGroups(given);
   Configuration best;
@@ -198,8 +196,10 @@ Configuration Choose(const Problem& given, int32_t multiprocessors) {
       const Configuration configuration{tile, pair};
       // Of two that take as long, the one that loads less: tiles of 128 x 192 were 3 % faster in
       // pairs that share rhs than in pairs that share lhs.
-      const std::pair cost(CyclesOf(problem, configuration, multiprocessors),
-                           LoadedBytes(problem, configuration));
+      const double cycles = mixed && GroupsRows(given)
+                                ? CyclesOfGroups(given, tile, multiprocessors)
+                                : CyclesOf(problem, configuration, multiprocessors);
+      const std::pair cost(cycles, LoadedBytes(problem, configuration));
       if (best.tile.rows != 0 && cost >= least) continue;
       best = configuration, least = cost;
     }

@@ -28,6 +28,7 @@
 
 #include "common/platform.h"
 #include "cuda/kernels/common/divisor.h"
+#include "cuda/kernels/common/groups.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -54,14 +55,6 @@ struct Configuration {
   Pair pair = Pair::kNone;
 };
 
-// Groups of rows of lhs, or of the contracted axis (groups.h).
-struct Groups {
-  Grouping grouping = Grouping::kNone;
-  int32_t groups = 0, rows = 0, rows_per_group = 0;  // rows of lhs; where masked, for each group
-  int32_t unit_rows = 1;
-  int32_t depth = 0;
-};
-
 // The tiles of a launch. A unit is a tile, or the two tiles of a pair. With groups of rows `units`
 // and `row_units` are bounds: how many there are is known on the device alone.
 struct Schedule {
@@ -74,7 +67,7 @@ struct Schedule {
   // Units from `whole_units` on are shared; a block has `share` of their steps.
   int32_t whole_units = 0, share = 0;
   Divisor steps_of_unit;
-  Groups grouped;
+  Groups grouped;  // of rows of lhs, or of the contracted axis (groups.h)
 };
 
 // What a block computes at a time: steps [first, end) of a unit.

@@ -30,26 +30,15 @@ double TilesOf(const Problem& problem) {
   return (GroupsRows(problem) ? down + 2 * batch : (down + 1) * batch) * across;
 }
 
-// Why groups do not fit the kernel.
-Status WhyNotGroups(const Problem& problem) {
-  if (IsMixed(problem)) return "groups need 8 bits on both sides";
-  if (problem.lhs.zero_point || problem.rhs.zero_point) return "groups cannot have zero points";
-  if (problem.batch < 1) return "there are no groups";
-  const bool epilogue = problem.residual || problem.bias || problem.out_scale || problem.amax ||
-                        problem.activation != Activation::kNone;
-  if (epilogue) return "products of groups have no epilogue";
-  const auto has_batches = [](const Side& side) {
-    return side.batch_stride != 0 || side.tiles.batch_stride != 0;
-  };
-  const bool contracted = problem.grouping == Grouping::kContracted;
-  if (has_batches(problem.lhs) ||
-      (contracted ? has_batches(problem.rhs) : problem.out.batch_stride != 0)) {
-    return "what the groups divide cannot have a batch stride";
+// Why groups do not fit the kernel that multiplies these types.
+Status WhyNotGroupsOf(const Problem& problem) {
+  if (problem.grouping == Grouping::kNone) return {};
+  if (!IsMixed(problem)) {
+    if (problem.lhs.zero_point || problem.rhs.zero_point) return "groups cannot have zero points";
+  } else if (!GroupsRows(problem) || !HasWeightsOnRight(problem)) {
+    return "groups of 16-bit values have to be rows of lhs, times weights of each group";
   }
-  if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
-    return "masked groups have to have as many rows each";
-  }
-  return {};
+  return WhyNotGroups(problem);
 }
 
 // Why the scales of a side do not fit the steps of the kernel.
@@ -146,9 +135,7 @@ Status WhyNot(const Problem& problem, const Device& device) {
     if (mixed) break;
     JAXFP8_RETURN_IF_ERROR(integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side));
   }
-  if (problem.grouping != Grouping::kNone) {
-    JAXFP8_RETURN_IF_ERROR(WhyNotGroups(problem));
-  }
+  JAXFP8_RETURN_IF_ERROR(WhyNotGroupsOf(problem));
   if (problem.out.dtype == DType::kS32) return "it has no int32 output";
   return WhyNotSizes(problem);
 }

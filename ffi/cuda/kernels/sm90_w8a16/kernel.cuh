@@ -42,21 +42,33 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
                                               uint32_t blocks) {
   constexpr int kColumns = L::kTileColumns;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kWarpgroupThreads / 32;
+  const uint32_t kept = shared + L::kKeptAt + warp * kKeptBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
+  GroupCursor cursor;
   Part part;
 #pragma unroll 1
   while (parts.Next(a.schedule, part)) {
+    TileBounds tile;
+    const bool found = TileOfPart<L>(a, part, static_cast<int32_t>(rank), cursor, tile);
+    // Votes keep what was loaded in uniform registers, as in `sm90_gemm`.
+    if (!__any_sync(~0u, found)) break;
+    KeepTile(kept, tile, cursor);
     float total[L::kWgmmas][kColumns / 2];
-    const bool finishes =
-        SumWeights<L, kWeight, kWide, kColumns>(a, part, total, shared, blocks, ring, chunk);
-    if (!finishes) continue;
-    const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(rank));
+    if (__any_sync(~0u, tile.sums)) {
+      if (!SumWeights<L, kWeight, kWide, kColumns>(a, part, tile, kept, total, shared, blocks, ring,
+                                                   chunk)) {
+        continue;
+      }
+    } else {
+      Clear(total);
+    }
+    RecallTile(kept, tile, cursor);
     const int32_t warpgroup = warp / 4;
-    const int32_t row = tile.row * L::kTileRows + warpgroup * L::kWgmmas * kWgmmaRows;
+    const int32_t column = tile.column + warpgroup * L::kWgmmas * kWgmmaRows;
     const uint32_t staging = shared + L::kStagingAt + warpgroup * 4 * L::kStagingBytes;
-    StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column * kColumns, row}, staging,
+    StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.row, column, tile.end}, staging,
                                  warpgroup, total);
   }
   WaitForStores<0>();  // they read shared memory

@@ -21,13 +21,16 @@ struct WeightsLayout {
   static constexpr int kWgmmas = kRows / kWgmmaRows / kConsumerWarpgroups;  // of a warpgroup
   static constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;
   static constexpr int kTileRows = kRows, kTileColumns = kColumns;
+  static constexpr bool kTransposed = true;
+  static constexpr TileShape kOutputTile{kColumns, kRows};
 
   // Bytes of a line of a stage: 64 of K, in 8 and in 16 bits.
   static constexpr int kLhsLine = kMixedDepth, kRhsLine = 2 * kMixedDepth;
   static constexpr int kLhsBytes = kRows * kLhsLine, kRhsBytes = kColumns * kRhsLine;
   static constexpr int kChunks = 2, kChunkBytes = 4 * (kRows + kColumns);
   static constexpr int kStagingBytes = kTransposedBuffers * kBoxBytes / 4;  // of a warp
-  static constexpr int kFixedBytes = kTileAlignment + kConsumerWarps * kStagingBytes +
+  static constexpr int kFixedBytes = kTileAlignment +
+                                     kConsumerWarps * (kStagingBytes + kKeptBytes) +
                                      kChunks * kChunkBytes + 8 * 2 * (kMaxStages + kChunks);
   static constexpr int kStages =
       std::min(kMaxStages, (kMaxSharedBytes - kFixedBytes) / (kLhsBytes + kRhsBytes));
@@ -38,8 +41,9 @@ struct WeightsLayout {
   static constexpr int kStagingAt = kRhsAt + kStages * kRhsBytes;
   static_assert(kStagingAt % kTileAlignment == 0);
   static constexpr int kScalesAt = kStagingAt + kConsumerWarps * kStagingBytes;
-  static constexpr int kFullAt = kScalesAt + kChunks * kChunkBytes;
-  static_assert(kScalesAt % 16 == 0 && kFullAt % 8 == 0);
+  static constexpr int kKeptAt = kScalesAt + kChunks * kChunkBytes;
+  static constexpr int kFullAt = kKeptAt + kConsumerWarps * kKeptBytes;
+  static_assert(kScalesAt % 16 == 0 && kKeptAt % 16 == 0);
   static constexpr int kEmptyAt = kFullAt + 8 * kStages;
   static constexpr int kChunkFullAt = kEmptyAt + 8 * kStages;
   static constexpr int kChunkEmptyAt = kChunkFullAt + 8 * kChunks;

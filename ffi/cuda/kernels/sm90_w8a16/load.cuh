@@ -16,7 +16,7 @@
 #include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/sm90/ring.cuh"
 #include "cuda/kernels/sm90/shared.cuh"
-#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90_gemm/groups.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -43,13 +43,14 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
                           uint32_t shared, Parts<true> parts, int32_t rank) {
   const Pair pair = a.schedule.pair;
   Ring<L::kStages> ring;
+  GroupCursor cursor;
   Part part;
+  TileBounds tile;
 #pragma unroll 1
-  while (parts.Next(a.schedule, part)) {
-    const TileCoord tile = TileOf(a.schedule, part.unit, rank);
+  while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
     const int32_t lhs_batch = a.lhs_batched ? tile.batch : 0;
     const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
-    const int32_t row = tile.row * L::kTileRows, column = tile.column * L::kTileColumns;
+    const int32_t row = tile.column, column = tile.row;  // of the transposed output
     for (int32_t step = part.first; step < part.end; ++step, ring.Next()) {
       const uint32_t full = shared + L::kFullAt + 8 * ring.stage;
       WaitAsleep(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
@@ -84,20 +85,21 @@ __device__ void LoadLineScales(const Arguments& a, uint32_t shared, Parts<true> 
                                int32_t thread) {
   constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   Ring<L::kChunks> ring;
+  GroupCursor cursor;
   Part part;
+  TileBounds tile;
 #pragma unroll 1
-  while (parts.Next(a.schedule, part)) {
+  while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
     if (part.first > 0) continue;  // another block finishes the tile
-    const TileCoord tile = TileOf(a.schedule, part.unit, rank);
     const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
     WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
     for (int32_t i = thread; i < kRows; i += kScaleThreads) {
-      StoreScale(a.lhs_scales, to + 4 * i, tile.batch, tile.row * kRows + i);
+      StoreScale(a.lhs_scales, to + 4 * i, tile.batch, tile.column + i);
     }
 #pragma unroll 1
     for (int32_t i = thread; i < kColumns; i += kScaleThreads) {
-      StoreScale(a.rhs_scales, to + 4 * (kRows + i), tile.batch, tile.column * kColumns + i);
+      StoreScale(a.rhs_scales, to + 4 * (kRows + i), tile.batch, tile.row + i);
     }
     Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
     ring.Next();

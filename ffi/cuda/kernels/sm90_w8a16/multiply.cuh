@@ -51,6 +51,15 @@ struct BlockTurns {
   }
 };
 
+template <int kWgmmas, int kCount>
+__device__ __forceinline__ void Clear(float (&acc)[kWgmmas][kCount]) {
+#pragma unroll
+  for (int w = 0; w < kWgmmas; ++w) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) acc[w][i] = 0.0f;
+  }
+}
+
 // What a thread has of a main loop.
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms>
 struct WeightsLoop {
@@ -128,25 +137,22 @@ struct WeightsLoop {
 };
 
 // The sums of a part of a tile, with scales that change along K.
+//   kept  where the warp keeps its tile
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms, int kColumns>
 __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& part,
+                                                const TileBounds& tile, uint32_t kept,
                                                 float (&acc)[L::kWgmmas][kColumns / 2],
                                                 uint32_t shared, uint32_t blocks,
                                                 Ring<L::kStages>& ring) {
   const Weights& weights = a.weights;
-  const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(BlockInCluster()));
   const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1;
-  WeightRows<L, kWeight, kWide, kTerms> rows(weights, tile.batch, tile.row * L::kTileRows);
+  WeightRows<L, kWeight, kWide, kTerms> rows(weights, tile.batch, tile.column);
   const auto of_block = static_cast<int32_t>(weights.blocks.steps_per_scale.divisor);
   int32_t block = weights.blocks.steps_per_scale.Quotient(part.first);
   float change[2 * L::kWgmmas];
   rows.Fetch(block);
   bool exceeds = rows.Next(change);
-#pragma unroll
-  for (int w = 0; w < L::kWgmmas; ++w) {
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) acc[w][i] = 0;
-  }
+  Clear(acc);
   WeightsLoop<L, kWeight, kWide, kTerms> loop{shared,
                                               blocks,
                                               BlockTurns(weights, __shfl_sync(~0u, warpgroup, 0)),
@@ -170,8 +176,8 @@ __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& 
 #pragma unroll
       for (int w = 0; w < L::kWgmmas; ++w) PinAccumulators(acc[w]);
       rows.template SubtractExcess<kColumns>(
-          acc, block, tile.column * kColumns, a.rhs_scales.last_line + 1,
-          int64_t{step} * kMixedDepth, min(int64_t{end} * kMixedDepth, a.epilogue.depth));
+          acc, block, LoadInts(kept).y, a.rhs_scales.last_line + 1, int64_t{step} * kMixedDepth,
+          min(int64_t{end} * kMixedDepth, a.epilogue.depth));
     }
     if (end == part.end) break;
     step = end, ++block;
@@ -228,12 +234,14 @@ __device__ __forceinline__ void ScaleWave(float (&acc)[kColumns / 2], const floa
 }
 
 // total = the scaled sums of a tile. Returns false, and no sums, where another block finishes it.
+//   kept  as above
 template <typename L, DType kWeight, DType kWide, int kColumns>
 __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
+                                           const TileBounds& tile, uint32_t kept,
                                            float (&total)[L::kWgmmas][kColumns / 2],
                                            uint32_t shared, uint32_t blocks, Ring<L::kStages>& ring,
                                            Ring<L::kChunks>& chunk) {
-  MultiplyTerms<L, kWeight, kWide, kColumns>(a, part, total, shared, blocks, ring);
+  MultiplyTerms<L, kWeight, kWide, kColumns>(a, part, tile, kept, total, shared, blocks, ring);
   const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
   const int32_t warpgroup = __shfl_sync(~0u, consumer_thread / kWarpgroupThreads, 0);
   if (!ShareSums<L>(a, part, total, warpgroup)) return false;

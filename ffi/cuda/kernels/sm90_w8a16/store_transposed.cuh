@@ -63,12 +63,28 @@ __device__ __forceinline__ void StageRowPairs(const float (&total)[kCount], uint
   }
 }
 
+// Stores the first rows of a staged box; the box would overwrite those of the next group.
+//   at  the box in the output
+inline __device__ void StoreBoxRows(const Epilogue& e, const WarpTile& at, uint32_t box) {
+  constexpr int kChunks = kStagedBytes / 16;
+  const Plane& plane = e.elementwise.out_plane;
+  char* to = static_cast<char*>(e.elementwise.out) + 2 * plane.At(at.batch, at.row, at.column);
+#pragma unroll 1
+  for (int32_t i = threadIdx.x % kWarpgroupThreads; i < (at.end - at.row) * kChunks;
+       i += kWarpgroupThreads) {
+    const int32_t row = i / kChunks, chunk = i % kChunks;
+    if (at.column + 8 * chunk >= e.columns) continue;
+    *reinterpret_cast<uint4*>(to + 2 * row * plane.row_stride + 16 * chunk) =
+        LoadShared4(box + row * kStagedBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // Casts and stores the tile of a warpgroup, without waiting for the last copies.
-//   tile  of the output: the first row, and the column of the warpgroup's first row of weights
+//   tile  of the output: its rows, and the column of the warpgroup's first row of weights
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTransposedDirectly(
-    const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t warpgroup, bool mn_major,
-    const float (&total)[L::kWgmmas][kColumns / 2]) {
+    const Arguments& a, const CUtensorMap* out, const WarpTile& tile, uint32_t staged,
+    int32_t warpgroup, bool mn_major, const float (&total)[L::kWgmmas][kColumns / 2]) {
   constexpr int kParts = kColumns / kBoxColumns;
   const bool stores = threadIdx.x % kWarpgroupThreads == 0;
   [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
@@ -86,10 +102,14 @@ __device__ __forceinline__ void StoreTransposedDirectly(
       }
       FenceAsyncProxy();
       SynchronizeWarpgroup(warpgroup);
-      if (stores) {
-        StoreBox(out, buffer, tile.column + kWave * kWgmmaRows, tile.row + kFirst, tile.batch);
-        CommitStores();
+      const WarpTile box{a.out_batched ? tile.batch : 0, tile.row + kFirst,
+                         tile.column + kWave * kWgmmaRows, tile.end};
+      if (box.row + kBoxColumns <= box.end || box.end == a.epilogue.rows) {
+        if (stores) StoreBox(out, buffer, box.column, box.row, box.batch);
+      } else {
+        StoreBoxRows(a.epilogue, box, buffer);
       }
+      if (stores) CommitStores();
     };
     (store(std::integral_constant<int, kPart>{}), ...);
   }(std::make_integer_sequence<int, kParts * L::kWgmmas>{});
@@ -135,10 +155,10 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
   const bool mn_major = a.weights.mn_major;
   if (a.stores_directly) {
     if (e.elementwise.out_plane.dtype == DType::kBF16) {
-      StoreTransposedDirectly<DType::kBF16, L, kColumns>(out, tile, staged, warpgroup, mn_major,
+      StoreTransposedDirectly<DType::kBF16, L, kColumns>(a, out, tile, staged, warpgroup, mn_major,
                                                          total);
     } else {
-      StoreTransposedDirectly<DType::kF16, L, kColumns>(out, tile, staged, warpgroup, mn_major,
+      StoreTransposedDirectly<DType::kF16, L, kColumns>(a, out, tile, staged, warpgroup, mn_major,
                                                         total);
     }
     return;
@@ -154,7 +174,7 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
                                   std::make_integer_sequence<int, kAll>{});
     SynchronizeWarpgroup(warpgroup);
     const WarpTile at{tile.batch, tile.row + part % kPerWave * kSumsStaged + half,
-                      tile.column + part / kPerWave * kWgmmaRows, static_cast<int32_t>(e.rows)};
+                      tile.column + part / kPerWave * kWgmmaRows, tile.end};
     const uint32_t seen = a.stores_fours
                               ? StoreStagedRows<kSumPitch>(e, at, across, from)
                               : StoreStaged<DType::kF32, false, kSumPitch>(e, at, across, from);
