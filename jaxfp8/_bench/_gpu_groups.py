@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ _SIZES: dict[str, tuple[int, ...]] = {
     "uneven": (1900, 17, 640, 1203, 0, 2221, 811, 1400),
     "64 experts": tuple(64 + i * 37 % 128 for i in range(64)),
 }
+_DECODE = tuple(1 + i * 37 % 8 for i in range(64))
+_ZIPF = tuple(max(1, round(16384 / 4.744 / (1 + i))) for i in range(64))
 _ODD = (1901, 17, 640, 1203, 0, 2220, 811, 1400)  # of K, in no multiples of a block
 _OF_K = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (0,)), ((), ())),
@@ -36,6 +39,16 @@ def table() -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"ragged masked {n}x{k}", functools.partial(masked, (128,) * 8, 1024, n, k)
     for name, sizes in (("even", _SIZES["even"]), ("odd", _ODD)):
         yield f"ragged of K, {name}", functools.partial(of_k, sizes, 4096, 7168)
+    for name, (sizes, n, k) in {
+        "even": (_SIZES["even"], 4096, 7168),
+        "decode": (_DECODE, 1536, 4096),
+        "zipf": (_ZIPF, 1408, 2048),
+    }.items():
+        for dtype in (_E4M3, jnp.int8):
+            yield (
+                f"ragged w8a16 {name} {np.dtype(dtype).name}",
+                functools.partial(weight_only, sizes, n, k, dtype),
+            )
 
 
 def of_rows(sizes: Sequence[int], n: int, k: int) -> Case:
@@ -58,6 +71,29 @@ def of_k(sizes: Sequence[int], m: int, n: int) -> Case:
     theirs = functools.partial(jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=_OF_K)
     name = f"ragged, {len(sizes)} groups of K={sum(sizes)} M={m} N={n}"
     return _case(name, x, w, sizes, theirs, 2.0 * m * n * sum(sizes))
+
+
+def weight_only(sizes: Sequence[int], n: int, k: int, dtype: Any = _E4M3) -> Case:
+    """Groups of 16-bit rows times 8-bit weights in both layouts, with a scale per column."""
+    x = normal(1, sum(sizes), k).astype(jnp.bfloat16)
+    w = jaxfp8.quantize(normal(2, len(sizes), n, k) / np.sqrt(k), dtype, channelwise_axes=(0, 1))
+    held, bf16 = jnp.asarray(sizes, jnp.int32), jnp.bfloat16
+    ours = functools.partial(jaxfp8.ragged_dot, preferred_element_type=bf16)
+    k_first = jaxfp8.QArray(w.qvalue.mT, w.scale.mT)
+    contenders = {
+        "jaxfp8": contender("cuda", lambda x, w, sizes: ours(x, w.mT, sizes), x, w, held),
+        "jaxfp8 [K,N]": contender("cuda", ours, x, k_first, held),
+        "XLA bf16": contender(
+            "cuda",
+            lambda x, w, sizes: jax.lax.ragged_dot(x, w.mT, sizes),
+            *(x, jaxfp8.dequantize(w, bf16), held),
+        ),
+    }
+    rows, used = sum(sizes), sum(size > 0 for size in sizes)
+    flops = 2.0 * rows * n * k if rows > 16 * len(sizes) else 0.0
+    moved = used * n * k + 2.0 * rows * (n + k)
+    name = f"W8A16 {np.dtype(dtype).name}, {len(sizes)} groups of {rows} rows N={n} K={k}"
+    return Case(name=name, contenders=contenders, bytes=moved, flops=flops)
 
 
 def _lines(*shape: int) -> jaxfp8.QArray:
