@@ -140,6 +140,20 @@ def test_the_report_names_kernel_and_scales():
     assert row.rhs.scale == "per axis 0, 2" and row.epilogue == "scale -> float32"
 
 
+def test_another_machine_is_asked():
+    q = codes()
+
+    def rows(x, q, scale, sizes):
+        return written(x, q, scale, sizes, jnp.bfloat16)
+
+    for capability, taken in ((90, True), (75, False)):
+        target = jaxfp8.Target("cuda", capability)
+        report = jaxfp8.explain(rows, target=target)(
+            X.astype(jnp.bfloat16), q.qvalue, q.scale, SIZES
+        )
+        assert report.sites[0].rewritten is taken
+
+
 def test_nan_of_an_expert_stays_with_its_rows():
     q = codes()
     bad = q.qvalue.at[0, 0, 0].set(jnp.nan)

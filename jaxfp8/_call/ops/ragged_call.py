@@ -136,7 +136,7 @@ def kernel_for(spec: RaggedSpec, platform: str) -> str | None:
         return None
     if platform == "cpu":
         return routes.kernel_for(ragged_reference.dot_of_group(spec), "cpu")
-    return "sm90_gemm"
+    return "sm90_gemm" if ragged_lowering.takes_eight_bits(spec) else None
 
 
 def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str, split: bool) -> str | None:

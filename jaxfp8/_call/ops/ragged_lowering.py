@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call.library import ffi
+from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, Shape, is_known
@@ -42,6 +42,11 @@ def why_no_kernel(spec: RaggedSpec) -> str | None:
     if reason is None and _counts(spec) > _MOST:
         return "the kernel counts rows and tiles in 32 bits, and there are more"
     return reason
+
+
+def takes_eight_bits(spec: RaggedSpec) -> bool:
+    """Whether both operands are 8-bit, and so take `sm90_gemm`."""
+    return not _has_weights(spec)
 
 
 def _has_weights(spec: RaggedSpec) -> bool:
@@ -103,7 +108,7 @@ def why_not(spec: RaggedSpec, platform: str) -> str | None:
     """Why no kernel computes a ragged dot on this machine's `platform`, or None."""
     if platform not in ("cuda", "gpu"):
         return f"there is no kernel for groups on {platform!r}"
-    capability = ffi.compute_capability()
+    capability = targets.compute_capability()
     if capability is None:
         return "there is no GPU here, and no telling on which one it will run"
     weights = _has_weights(spec)
@@ -111,7 +116,10 @@ def why_not(spec: RaggedSpec, platform: str) -> str | None:
         major, minor = divmod(capability, 10)
         needs = "8.0 or later" if weights else "9.0"
         return f"the GPU has compute capability {major}.{minor}, and the kernel is for {needs}"
-    reason = why_no_kernel(spec) or ffi.why_unavailable("cuda")
+    reason = why_no_kernel(spec)
+    if targets.given():
+        return reason
+    reason = reason or ffi.why_unavailable("cuda")
     if reason is None and not weights and _ITS_CODE not in ffi.cuda_architectures():
         return f"the library has no code for sm_{_ITS_CODE}"
     return reason
