@@ -230,7 +230,7 @@ def scaled_integers(x: Any) -> Any:
     return lax.dot_general(codes, scaled, numbers, preferred_element_type=jnp.int32)  # here
 
 
-@miss("ragged_dot_general", "the other operand is int32", "`jaxfp8.ragged_dot`")
+@miss("ragged_dot_general", "the other operand is int32", "float32 or bfloat16")
 def ragged(x: Any) -> Any:
     w = jnp.stack([_wide(FP8)] * 2)
     return lax.ragged_dot(x.astype(jnp.int32), w, jnp.array([2, 3]))  # here

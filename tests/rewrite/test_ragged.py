@@ -161,6 +161,50 @@ def test_nan_of_an_expert_stays_with_its_rows():
     assert np.isnan(y[:4, 0]).all() and np.isfinite(y[4:]).all()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.int8])
+def test_codes_of_both_sides_are_captured(dtype):
+    x, q = X.astype(dtype), codes(dtype)
+
+    def direct(x, q, sizes):
+        return lax.ragged_dot(x, q, sizes, preferred_element_type=jnp.float32)
+
+    assert len(jaxfp8.explain(direct)(x, q.qvalue, SIZES).matched) == 1
+    y = jaxfp8.rewrite(direct, strict=True)(x, q.qvalue, SIZES)
+    np.testing.assert_allclose(y, by_group(x, q.qvalue, SIZES), rtol=1e-5, atol=1e-5)
+
+
+def axes(contracting, batch=((), ()), ragged=0, groups=()):
+    return lax.RaggedDotDimensionNumbers((contracting, batch), [ragged], groups)
+
+
+ROWS_OF_BATCH = axes(((2,), (1,)), ((0,), (0,)))
+POSITIONS_OF_BATCH = axes(((1,), (1,)), ((0,), (0,)), ragged=1)
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "sizes", "numbers", "reason"),
+    [
+        ((3, 5, 8), (3, 8, 4), (3,), ROWS_OF_BATCH, "batch"),
+        ((2, 9, 8), (2, 9, 4), (2, 3), POSITIONS_OF_BATCH, "batch"),
+        ((9, 5, 8), (3, 8, 4), (3,), axes(((2,), (1,)), groups=[0]), "one other"),
+        ((9, 8), (3, 8, 2, 4), (3,), axes(((1,), (1,)), groups=[0]), "one other"),
+        ((9, 5, 8), (9, 4), (3,), axes(((0,), (0,))), "one other"),
+        ((9, 5, 8), (9, 5, 4), (3,), axes(((0, 1), (0, 1))), "one contracted axis"),
+    ],
+    ids=["batch", "K of a batch", "lhs axes", "rhs axes", "axes beside K", "two of K"],
+)
+def test_other_axes_are_missed_with_a_reason(lhs, rhs, sizes, numbers, reason):
+    def general(x, q, sizes):
+        return lax.ragged_dot_general(x, q.astype(x.dtype) * 0.5, sizes, numbers)
+
+    args = jnp.ones(lhs), jnp.ones(rhs, jnp.float8_e4m3fn), jnp.ones(sizes, jnp.int32)
+    (row,) = jaxfp8.explain(general)(*args).sites
+    assert not row.rewritten and reason in row.reason
+    with pytest.warns(jaxfp8.FallbackWarning, match=reason):
+        y = jaxfp8.rewrite(general)(*args)
+    np.testing.assert_array_equal(y, general(*args))
+
+
 @pytest.mark.parametrize(
     ("fun", "reason"),
     [
@@ -176,8 +220,14 @@ def test_nan_of_an_expert_stays_with_its_rows():
             ),
             "the other operand is int32",
         ),
+        (
+            lambda x, q, scale: lax.ragged_dot(
+                x.astype(jnp.int8), q, SIZES, preferred_element_type=jnp.int32
+            ),
+            "the output dtype is int32",
+        ),
     ],
-    ids=["elementwise scales", "int32"],
+    ids=["elementwise scales", "int32", "int32 sums"],
 )
 def test_a_miss_has_a_reason(fun, reason):
     q = codes(jnp.int8)

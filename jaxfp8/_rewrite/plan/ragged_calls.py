@@ -6,7 +6,7 @@ own, and groups along the contracted axis.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,15 @@ from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import OperandSpec, Shape
 
 _NAME = "ragged_dot_general"
-_REMEDY = "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide"
+_GIVE = "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide"
+_RESHAPE = "reshape operands to [M, K] and [G, K, N], or leave it wide"
+
+
+class _Miss(NamedTuple):
+    """Why there is no call for a ragged dot, and the change to make."""
+
+    reason: str
+    remedy: str = _GIVE
 
 
 def call_ragged_dots(body: Body, replaced: Replaced) -> Replaced:
@@ -38,23 +46,23 @@ def call_ragged_dots(body: Body, replaced: Replaced) -> Replaced:
     for site in body.walk.own:
         if site.op.name == _NAME and site.reason == unserved.NAMES[_NAME][0]:
             call = _call(site)
-            if isinstance(call, str):
-                site.miss(call, _REMEDY)
+            if isinstance(call, _Miss):
+                site.miss(*call)
             else:
                 made[site.op.outputs[0]] = call
                 site.reason = site.remedy = ""
     return {**replaced, **made}
 
 
-def _call(site: DotSite) -> Value | str:
+def _call(site: DotSite) -> Value | _Miss:
     """The output of a call in place of a ragged dot, or why there is none."""
     lhs, rhs = _side(site, 0), _side(site, 1)
     for side in (lhs, rhs):
-        if isinstance(side, str):
+        if isinstance(side, _Miss):
             return side
     assert isinstance(lhs, Side) and isinstance(rhs, Side)
-    if (reason := _why_not(site)) is not None:
-        return reason
+    if (miss := _why_not(site)) is not None:
+        return miss
     sizes, out = site.op.inputs[2], site.op.outputs[0]
     (lhs_spec, lhs_operands), (rhs_spec, rhs_operands) = _operand("lhs", lhs), _operand("rhs", rhs)
     spec = RaggedSpec(
@@ -65,7 +73,7 @@ def _call(site: DotSite) -> Value | str:
         precision=site.precision,
     )
     if (reason := ragged_call.why_not(spec, targets.platform())) is not None:
-        return reason
+        return _Miss(reason)
     operands = {**lhs_operands, **rhs_operands, "group_sizes": casts.cast(sizes, np.int32)}
     names = tuple(operands)
 
@@ -81,27 +89,31 @@ def _call(site: DotSite) -> Value | str:
     return graph.derived("ragged_dot", run, list(operands.values()), out.shape, out.dtype)
 
 
-def _why_not(site: DotSite) -> str | None:
+def _why_not(site: DotSite) -> _Miss | None:
     """Why the call cannot compute a ragged dot, whatever its operands."""
     params = site.op.params
     numbers = params["ragged_dot_dimension_numbers"]
-    contracted = numbers.dot_dimension_numbers[0]
-    rows = not numbers.dot_dimension_numbers[1][0] and not set(contracted[0]) & set(
-        numbers.lhs_ragged_dimensions
-    )
-    along_k = not numbers.rhs_group_dimensions and not rows
-    if not (rows or along_k) or any(len(axes) != 1 for axes in contracted):
-        return "the call takes groups of rows, or along one contracted axis, without batch axes"
+    (contracted, batch), groups = numbers.dot_dimension_numbers, numbers.rhs_group_dimensions
+    along_k = set(numbers.lhs_ragged_dimensions) <= set(contracted[0])
+    if any(batch) or along_k == bool(groups):
+        reason = "the call takes groups of rows, or along the contracted axis, without batch axes"
+        return _Miss(reason, "take `jax.lax.map` over the batch, or leave it wide")
+    ranks = [len(value.shape) for value, _ in site.given]
+    if ranks != [2, 2 + len(groups)] or any(len(axes) != 1 for axes in contracted):
+        reason = "the call takes one contracted axis, and one other of each operand"
+        return _Miss(reason, _RESHAPE)
     if params.get("group_offset") is not None:
-        return "the call takes no `group_offset`"
+        remedy = "slice the groups and their rows first, or leave it wide"
+        return _Miss("the call takes no `group_offset`", remedy)
     if compat.spec_of_output(site.op.equation) is not None:
-        return "groups are not split along explicit axes"
+        return _Miss("groups are not split along explicit axes")
     if site.op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
-        return f"the output dtype is {site.op.outputs[0].dtype}"
-    return _precision.why_not(params.get("precision"))
+        return _Miss(f"the output dtype is {site.op.outputs[0].dtype}")
+    inexact = _precision.why_not(params.get("precision"))
+    return None if inexact is None else _Miss(inexact)
 
 
-def _side(site: DotSite, index: int) -> Side | str:
+def _side(site: DotSite, index: int) -> Side | _Miss:
     """An operand with its groups as a batch axis, or why it is none of a call."""
     value, fact = site.given[index]
     numbers = site.op.params["ragged_dot_dimension_numbers"]
@@ -112,10 +124,11 @@ def _side(site: DotSite, index: int) -> Side | str:
     if not isinstance(fact, Scaled):
         if value.dtype in dtypes.WIDE_FLOAT:
             return Side(value, value.dtype, contracting, groups, output)
-        return f"the other operand is {value.dtype}, not 8-bit, float32, bfloat16 or float16"
+        reason = f"the other operand is {value.dtype}, not 8-bit, float32, bfloat16 or float16"
+        return _Miss(reason, "convert it to float32 or bfloat16")
     settled = masks.settle(fact.factors, fact.q.shape, contracting)
     if fact.guards or settled.guards:
-        return "it has zeros whose scale may be infinite"
+        return _Miss("it has zeros whose scale may be infinite")
     side = Side(
         fact.q,
         fact.dtype,
@@ -127,7 +140,8 @@ def _side(site: DotSite, index: int) -> Side | str:
         fact,
     )
     if sides.saves_nothing(side):
-        return "its scale varies with every element, or nearly"
+        remedy = "scale by rows, columns or blocks; a scale for each element saves nothing"
+        return _Miss("its scale varies with every element, or nearly", remedy)
     return peel(side)
 
 

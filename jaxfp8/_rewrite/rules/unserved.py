@@ -13,9 +13,10 @@ from jaxfp8._value.spec import Shape
 
 Sizes = tuple[int, int, int, int]
 
+RAGGED_DOT = "ragged_dot_general"
 # Reason and remedy of each.
 NAMES = {
-    "ragged_dot_general": (
+    RAGGED_DOT: (
         "`rewrite` leaves `ragged_dot` as it is written",
         "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide",
     ),
@@ -28,8 +29,9 @@ NAMES = {
 
 @rule(*NAMES)
 def unserved(walk: Context, op: Op) -> None:
-    """A missed dot, if an operand is or was dequantised 8-bit data."""
-    lhs, rhs = [(v, walk.dequantised(v) or walk.lost(v)) for v in op.inputs[:2]]
+    """A missed dot, if an operand is or was 8-bit data; of convolutions, dequantised data."""
+    data = walk.scaled if op.name == RAGGED_DOT else walk.dequantised
+    lhs, rhs = [(v, data(v) or walk.lost(v)) for v in op.inputs[:2]]
     site = DotSite(op, (lhs, rhs))
     if not site.concerned:
         return
