@@ -163,8 +163,14 @@ class _Problem:
     evaluates: bool
 
 
+_KEEP_FLOATS = (
+    "take `jaxfp8.CurrentScaling(second_derivatives=True)`, which keeps floats as well, or "
+    "multiply in floats here"
+)
+
+
 def refuse_second_derivative(
-    operation: str, recipe: TrainingRecipe, name: str, x: jax.Array
+    operation: str, recipe: TrainingRecipe, name: str, x: jax.Array, remedy: str = _KEEP_FLOATS
 ) -> jax.Array:
     """`x`, with an error if it is differentiated twice and only codes are kept."""
     if is_twice_differentiable(recipe):
@@ -173,10 +179,6 @@ def refuse_second_derivative(
     got = "is differentiated twice"
     needs = (
         f"{type(recipe).__name__} keeps only codes for the backward pass, which have no gradient"
-    )
-    remedy = (
-        "take `jaxfp8.CurrentScaling(second_derivatives=True)`, which keeps floats as well, or "
-        "multiply in floats here"
     )
     return undifferentiated(message(operation, operand, got, needs, remedy), x)
 

@@ -25,6 +25,7 @@ from jaxfp8._value.dtypes import WIDE_FLOAT
 from jaxfp8._value.errors import message
 
 _OPERATION = "jaxfp8.fp8_ragged_dot"
+_IN_FLOATS = "take `jax.lax.ragged_dot`, which multiplies in floats"
 # Axes summed over by the forward product, then by the backward product of the other operand.
 _OF_TOKENS, _OF_WEIGHTS = ((1,), (0,)), ((1,), (2,))
 
@@ -84,7 +85,7 @@ def fp8_ragged_dot(
     check_state(_OPERATION, recipe, state)
     if is_twice_differentiable(recipe):
         got, needs = "asks for second derivatives", "groups keep codes alone"
-        remedy = "leave `second_derivatives` out, or take `jax.lax.ragged_dot`"
+        remedy = f"leave `second_derivatives` out, or {_IN_FLOATS}"
         raise ValueError(message(_OPERATION, "`recipe`", got, needs, remedy))
     x, w = as_floats(_OPERATION, "lhs", lhs), as_floats(_OPERATION, "rhs", rhs)
     sizes = as_sizes(_OPERATION, group_sizes)
@@ -131,7 +132,7 @@ def _forward(
     recipe = problem.recipe
     if backward:
         x, w = (
-            refuse_second_derivative(_OPERATION, recipe, name, operand)
+            refuse_second_derivative(_OPERATION, recipe, name, operand, _IN_FLOATS)
             for name, operand in (("lhs", x), ("rhs", w))
         )
     old = (None, None) if state is None else (state.input, state.kernel)
@@ -157,7 +158,7 @@ def _backward(
     """Gradients of tokens and weights, and the next state in place of a gradient of the state."""
     x, w, sizes, new_input, new_kernel, old = residuals
     recipe, (x_dtype, w_dtype) = problem.recipe, problem.dtypes
-    dy = refuse_second_derivative(_OPERATION, recipe, "the gradient of the output", dy)
+    dy = refuse_second_derivative(_OPERATION, recipe, "the gradient of the output", dy, _IN_FLOATS)
     codes, new = encode_for_products(recipe, recipe.gradient_dtype, dy, old, _OF_TOKENS, ())
     precision = recipe.backward_precision
     sides = (codes[0].spec((1,), ()), w.spec((2,), (0,)))
