@@ -27,7 +27,7 @@ _BLOCK = np.dtype([("scale", "<f2"), ("codes", f"V{_VALUES}")])
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _MOST_EXPERTS = 4096
 _PART_OF_SEVERAL = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_COUNT_OF_PARTS = "split.count"
+_COUNT_OF_PARTS, _NUMBER_OF_PART = "split.count", "split.no"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ class GgufFile(File):
 
     def __init__(self, path: str, metadata: Mapping[str, Any] | None = None) -> None:
         self.metadata: dict[str, Any] = dict(metadata or {})
+        self.metadata.pop(_NUMBER_OF_PART, None)
         # The last scales that were split off with their codes, by place and rows.
         self._scales: dict[tuple[int, tuple[int, int]], np.ndarray] = {}
         super().__init__(path)
@@ -76,6 +77,8 @@ class GgufFile(File):
         size = os.fstat(self._descriptor).st_size
         metadata, tensors = _gguf_header.parse(self.path, read, size)
         self.metadata |= metadata
+        kinds = {tensor.name: tensor.kind for tensor in tensors}
+        _gguf_names.check(self.path, self.metadata, kinds)
         entries = [entry for tensor in tensors for entry in self._entries(tensor)]
         texts = {key: v for key, v in metadata.items() if isinstance(v, str)}
         return Header(file=self.path, entries=tuple(entries), metadata=texts)
@@ -91,10 +94,8 @@ class GgufFile(File):
         if "_exps." in tensor.name and names != [tensor.name]:
             shape = shape[1:]
         else:
-            heads = _gguf_names.alternating_heads(self.path, tensor.name, self.metadata)
-        if heads and (not shape or shape[0] % (2 * heads)):
-            found, needs = f"has shape {list(shape)}", f"it has {heads} heads of an even size"
-            raise CheckpointError(self.path, tensor.name, found, needs, "fetch the file again")
+            rows = shape[0] if shape else 0
+            heads = _gguf_names.alternating_heads(self.path, tensor.name, rows, self.metadata)
         if len(shape) == 1 and names[0].endswith("shared_expert_gate.weight"):
             shape = (1, *shape)
         step = (tensor.stop - tensor.start) // max(len(names), 1)
@@ -188,7 +189,8 @@ def opened(paths: Sequence[str], enter: Any) -> dict[str, File]:
       enter: called with each, to have it closed.
 
     Raises:
-      CheckpointError: a file is of neither kind, or parts of a GGUF model are missing.
+      CheckpointError: a file is of neither kind, or parts of a GGUF model are missing or have each
+        other's names.
     """
     files: dict[str, File] = {}
     first: GgufFile | None = None
@@ -203,7 +205,17 @@ def opened(paths: Sequence[str], enter: Any) -> dict[str, File]:
         found = f"the model is said to be in {count} files"
         needs = f"{len(files)} are here"
         raise CheckpointError(first.path, "", found, needs, "fetch all files of it")
+    for number, file in enumerate(files.values()):
+        _check_number(file, number)
     return files
+
+
+def _check_number(file: File, number: int) -> None:
+    """Refuses a part under the name of another: the first one tells the order of rows."""
+    said = file.metadata.get(_NUMBER_OF_PART, number) if isinstance(file, GgufFile) else number
+    if said != number:
+        found, needs = f"it is part {said} of its model, from 0", f"part {number} has that name"
+        raise CheckpointError(file.path, "", found, needs, "give each part its own name again")
 
 
 def is_gguf(path: str) -> bool:

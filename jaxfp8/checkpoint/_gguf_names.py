@@ -16,6 +16,8 @@ from jaxfp8.checkpoint._errors import CheckpointError
 
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"
+# What a file is; files without the key are older than adapters.
+_TYPE, _MODEL_TYPE = "general.type", "model"
 # By llama.cpp's name of a family: Hugging Face's, and True for alternating rows of heads.
 _FAMILIES = {
     "llama": ("llama", True),
@@ -128,11 +130,37 @@ def names_of(name: str, metadata: Mapping[str, Any], experts: int) -> list[str]:
     return [f"{start}{last}.{end}"]
 
 
-def alternating_heads(file: str, name: str, metadata: Mapping[str, Any]) -> int:
-    """The number of heads whose rows alternate in a tensor; 0 for rows in order.
+def check(file: str, metadata: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    """Refuses files of a family with a table whose tensors mean something else there.
+
+    Args:
+      file: its path.
+      metadata: of the file.
+      kinds: ggml's type of each tensor by its name.
 
     Raises:
-      CheckpointError: the file does not say how many heads there are.
+      CheckpointError: it is no whole model, or outputs of a weight in Q8_0 have a scale.
+    """
+    if family(metadata) is None:
+        return
+    kind = metadata.get(_TYPE, _MODEL_TYPE)
+    if kind != _MODEL_TYPE:
+        found = f"{_TYPE} is {str(kind)[:40]!r}"
+        needs = f"{_MODEL_TYPE!r} is needed: the order of rows of others is unknown"
+        raise CheckpointError(file, "", found, needs, "load the model's own file")
+    for name in kinds:
+        weight = name.removesuffix(".scale") + ".weight"
+        if name.endswith(".scale") and kinds.get(weight) == "Q8_0":
+            found = f"scales the output of {weight!r}"
+            needs = "weights in Q8_0 have no other scale"
+            raise CheckpointError(file, name, found, needs, "fetch the model's own Q8_0 file")
+
+
+def alternating_heads(file: str, name: str, rows: int, metadata: Mapping[str, Any]) -> int:
+    """The number of heads whose rows alternate in a tensor of so many rows; 0 for rows in order.
+
+    Raises:
+      CheckpointError: the file does not say how many heads there are, or their size is another.
     """
     architecture = str(metadata.get(ARCHITECTURE))
     found = re.fullmatch(r"blk\.\d+\.attn_(q|k)\.(weight|bias)", name)
@@ -144,7 +172,23 @@ def alternating_heads(file: str, name: str, metadata: Mapping[str, Any]) -> int:
     if type(count) is not int or count < 1:
         needs = f"one number under {heads!r} is needed to put its rows in order"
         raise CheckpointError(file, name, f"has {count!r} heads", needs, "fetch the file again")
+    size = _head_size(metadata, architecture) or rows // count
+    if size % 2 or rows != count * size:
+        needs = f"{count} heads" + (f" of {size} rows" if size % 2 == 0 else " of an even size")
+        found, needs = f"has {rows} rows", f"the metadata says {needs}"
+        raise CheckpointError(file, name, found, needs, "fetch the file again")
     return count
+
+
+def _head_size(metadata: Mapping[str, Any], architecture: str) -> int:
+    """Rows of a head; 0 if the metadata does not tell them."""
+
+    def said(end: str) -> int:
+        value = metadata.get(f"{architecture}.{end}")
+        return value if type(value) is int else 0
+
+    width, heads = said("embedding_length"), said("attention.head_count")
+    return said("attention.key_length") or (width // heads if heads > 0 else 0)
 
 
 def config_of(

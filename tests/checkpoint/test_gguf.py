@@ -191,6 +191,15 @@ def test_parts_of_a_model_are_one(tmp_path):
         checkpoint.load(tmp_path / names[0])
 
 
+def test_parts_under_each_others_names_are_refused(tmp_path):
+    heads = {"blk.0.attn_q.weight": alternated(W, 4)}
+    said = {0: {**LLAMA, "split.count": 2, "split.no": 0}, 1: {"split.count": 2, "split.no": 1}}
+    written(tmp_path / "m-00002-of-00002.gguf", {"output.weight": W}, said[0])
+    written(tmp_path / "m-00001-of-00002.gguf", heads, said[1])
+    with pytest.raises(CheckpointError, match="it is part 1 of its model"):
+        checkpoint.load(tmp_path)
+
+
 def test_a_folder_of_several_models_names_them(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         written(tmp_path / name, {"output.weight": W})
@@ -354,7 +363,27 @@ LIES = {
         file_bytes(LLAMA, {"blk.0.ffn_up_exps.weight": (0, (1 << 40, 0, 4), b"")}),
         "at most 4096",
     ),
-    "heads": (file_bytes(LLAMA, {"blk.0.attn_q.weight": W[:63]}), "has 4 heads"),
+    "heads": (
+        file_bytes(LLAMA, {"blk.0.attn_q.weight": W[:63]}),
+        "63 rows, but the metadata says 4 heads of an even size",
+    ),
+    "no heads of keys": (
+        file_bytes(
+            {k: v for k, v in LLAMA.items() if "kv" not in k} | {"llama.embedding_length": 64},
+            {"blk.0.attn_k.weight": W[:32]},
+        ),
+        "has 32 rows, but the metadata says 4 heads of 16 rows",
+    ),
+    "an adapter": (
+        file_bytes({**LLAMA, "general.type": "adapter"}, {"blk.0.attn_q.weight.lora_b": W}),
+        "general.type is 'adapter'",
+    ),
+    "a scale beside": (
+        file_bytes(
+            LLAMA, {"blk.0.ffn_up.weight": blocks(W), "blk.0.ffn_up.scale": np.ones(1, np.float32)}
+        ),
+        "scales the output of 'blk.0.ffn_up.weight'",
+    ),
     "no heads": (
         file_bytes({"general.architecture": "llama"}, {"blk.0.attn_q.weight": W}),
         "to put its rows in order",
