@@ -27,7 +27,16 @@ from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.errors import message
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
-from jaxfp8.checkpoint import _compressed, _folder, _kept, _names, _quantize, _save, _write
+from jaxfp8.checkpoint import (
+    _compressed,
+    _folder,
+    _formats,
+    _kept,
+    _names,
+    _quantize,
+    _save,
+    _write,
+)
 from jaxfp8.checkpoint._compressed import Held
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._load import Checkpoint
@@ -155,7 +164,9 @@ class _Plan:
         if not self._forms:
             return None
         static = [name for name in self.tensors if _names.last(name) == "input_scale"]
-        return _compressed.config(self._forms, self._wide, self._inputs, static)
+        said = self._checkpoint.config().get(_folder.QUANTIZATION) or {}
+        cache = {"kv_cache_scheme": said.get("kv_cache_scheme")}
+        return _compressed.config(self._forms, self._wide, self._inputs, static) | cache
 
     def _why_in_floats(self, shapes: dict[str, Any]) -> dict[str, str]:
         """By weight, why servers cannot hold it; these leave the forms.
@@ -185,6 +196,8 @@ class _Plan:
             inputs: Any = how.activation
             if scale in shapes and note.startswith(("static", "per tensor")):
                 inputs = dataclasses.replace(inputs, granularity="tensor", static=True)
+            if note.endswith(_formats.ASYMMETRIC) and form.kind == "int":
+                inputs = dataclasses.replace(inputs, symmetric=False)
             found[name] = None if note in ("", "floats") or form.is_mx else inputs
         return found
 

@@ -13,6 +13,8 @@ _PUBLISHED = "load a version of the model in 8 bits, or `jaxfp8.checkpoint.quant
 _AGAIN = "fetch config.json again"
 
 BY_TENSORS = "by its tensors"
+# Of activations with a zero point.
+ASYMMETRIC = "asymmetric"
 _UNSTATED = Format(name=BY_TENSORS, schemes=(Scheme(zero_point=True),))
 _SKIP_KEYS = (
     "ignore",
@@ -125,6 +127,7 @@ def _group(name: str, group: Any, path: str) -> Scheme:
     blocks = strategy in ("block", "group")
     static = bool(inputs) and inputs.get("dynamic") is False
     how = f"{'static' if static else 'dynamic'}, per {inputs.get('strategy')}"
+    how += f", {ASYMMETRIC}" if inputs.get("symmetric") is False else ""
     targets, classes = _targets(group.get("targets"), path)
     return Scheme(
         kind=str(kind),

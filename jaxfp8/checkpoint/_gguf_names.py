@@ -174,9 +174,9 @@ def alternating_heads(file: str, name: str, rows: int, metadata: Mapping[str, An
         raise CheckpointError(file, name, f"has {count!r} heads", needs, "fetch the file again")
     size = _head_size(metadata, architecture) or rows // count
     if size % 2 or rows != count * size:
-        needs = f"{count} heads" + (f" of {size} rows" if size % 2 == 0 else " of an even size")
-        found, needs = f"has {rows} rows", f"the metadata says {needs}"
-        raise CheckpointError(file, name, found, needs, "fetch the file again")
+        of = f"{size} rows" if size % 2 == 0 else "an even size"
+        needs = f"the metadata says {count} heads of {of}"
+        raise CheckpointError(file, name, f"has {rows} rows", needs, "fetch the file again")
     return count
 
 

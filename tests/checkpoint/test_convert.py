@@ -112,6 +112,32 @@ def test_int8_beside_floats_is_packed(tmp_path, k, zero, scale):
         np.testing.assert_array_equal(points, want)
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_zero_points_of_inputs_and_the_cache_are_still_said(tmp_path, dynamic):
+    tensors = {"up.weight": codes((6, 8), np.int8), "up.weight_scale": scales((6, 1))}
+    if not dynamic:
+        tensors["up.input_scale"] = scales((1,))
+        tensors["up.input_zero_point"] = np.array([-7], np.int8)
+    config = compressed("channel", "int")
+    (group,) = config["config_groups"].values()
+    strategy = "token" if dynamic else "tensor"
+    group["input_activations"] = {
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": False,
+        "strategy": strategy,
+        "dynamic": dynamic,
+    }
+    config["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    src = folder(tmp_path / "src", tensors, config)
+    checkpoint.convert(src, tmp_path / "dst")
+    said = config_of(tmp_path / "dst")
+    (got,) = said["config_groups"].values()
+    assert got["input_activations"].items() >= group["input_activations"].items()
+    assert said["kv_cache_scheme"] == config["kv_cache_scheme"]
+    assert set(tensors_of(tmp_path / "dst")) == set(tensors)
+
+
 def test_zero_points_past_int8_are_refused(tmp_path):
     tensors = {"up.weight": codes((6, 8), np.int8), "up.weight_scale": scales((6, 1))}
     tensors["up.weight_zero_point"] = np.full((6, 1), 200, np.int32)
