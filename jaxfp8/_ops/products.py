@@ -43,9 +43,10 @@ def dot_general(
     `y = activation(sum_k (lhs_q - lhs_z) lhs_s (rhs_q - rhs_z) rhs_s + residual + bias)`
 
     Sums are in float32, or exact in int32 if both sides are integers. Scales, residual and bias
-    follow in float32 or better, and one rounding gives the output dtype. As scales multiply the
-    sum, an infinite scale gives an infinity with the sign of the sum, and NaN only for a sum of 0.
-    The equation, and plain XLA without a kernel, give NaN if a code is 0 or terms differ in sign.
+    follow in float32 or better, and one rounding gives the output dtype. Scales multiply the sum,
+    not its terms. An infinite scale therefore gives NaN for a sum of 0, else an infinity with the
+    sign of the sum. The equation, and XLA without a kernel, scale the terms: they give NaN if a
+    code is 0 or terms differ in sign.
 
     Args:
       lhs, rhs: `QArray`s and transposed views of them (`q.T`), unscaled 8-bit arrays

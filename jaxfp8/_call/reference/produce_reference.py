@@ -2,15 +2,18 @@
 
     y = activation(x) * factor, or norm(x) * gain + shift, or x; rounded to 16 bits
 
-A norm divides `x`, or `x` without its mean, by its root mean square, in float32. It finds its means
-or is given them. A scale is found for each row, or some are given for the whole array:
+A norm divides `x`, or `x` without its mean, by its root mean square, in float32. The problem says
+whether the call computes these means or takes them. There are two ways to quantise. Each row has a
+scale of its own, computed here:
 
     amax  = max|y| of a row; NaN and infinities count
     scale = max(max(amax, amax_floor) / highest, scale_floor)
     code  = saturate(round(y / scale))
 
-    codes = saturate(round(y / scale)), for each of the given scales; a scale of 0 counts as 1
-    amax  = max|y|; NaN and infinities do not count
+Or the caller gives scales of the whole array, and each scale has its codes:
+
+    codes = saturate(round(y / scale)); a scale of 0 counts as 1
+    amax  = max|y| of the array; NaN and infinities do not count
 """
 
 from __future__ import annotations

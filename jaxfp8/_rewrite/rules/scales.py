@@ -68,8 +68,8 @@ def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
 def broadcasts_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
     """The loss if a broadcast of dequantised values has a scale for each element; else None.
 
-    Under vmap, one 8-bit array may meet many scales. It is then copied for each of them, because
-    8-bit copies take less memory than wide ones.
+    A broadcast by coarser scales is no loss, as under vmap: one 8-bit array meets many scales. The
+    8-bit array is copied for each scale, in less memory than wide values would take.
     """
     out = op.outputs[0]
     if main.shape == out.shape or all(f.small.size < out.size for f in factors):

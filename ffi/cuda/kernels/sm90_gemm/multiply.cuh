@@ -6,8 +6,8 @@
 //   rhs  N columns x 128 --------+------------------->  v  * scales[row, part of the columns]
 //                                                     total   every wave: the scaled sum
 //
-// While one warpgroup scales and adds up, the other one's wgmma keeps the tensor cores busy. They
-// need not be told to take turns: passing turns by barriers was slower.
+// While one warpgroup scales and adds up, the other one's wgmma keeps the tensor cores busy. No
+// barrier makes them take turns: with one, products were slower.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
