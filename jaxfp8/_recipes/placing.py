@@ -109,9 +109,9 @@ def assign(
     Raises:
       ValueError: a parameter has no tensor, or a tensor no parameter; it lists them all.
     """
-    _check_mapping(operation, "tensors", tensors)
+    check_mapping(operation, "tensors", tensors)
     if mapping is not None and not callable(mapping):
-        _check_mapping(operation, "mapping", mapping)
+        check_mapping(operation, "mapping", mapping)
     is_kept = Selection(
         operation, "keep", keep, what="parameters", of="parameter", example="lora", default=False
     )
@@ -159,7 +159,8 @@ def _is_left(name: str, used: set[str]) -> bool:
     return False
 
 
-def _check_mapping(operation: str, name: str, given: Any) -> None:
+def check_mapping(operation: str, name: str, given: Any) -> None:
+    """Refuses what has no names, such as the path of a checkpoint."""
     if not isinstance(given, Mapping):
         got, needs = f"is of type {type(given).__name__}", "a mapping from names is needed"
         remedy = "`jaxfp8.checkpoint.open` makes one of the tensors of a folder"

@@ -75,8 +75,8 @@ def load(
     Raises:
       ValueError: a parameter has no tensor or a tensor no parameter, all listed; shapes
         do not fit; a layer has no 8-bit twin.
-      TypeError: `model` is no module; a tensor in 8 bits is for something else than a layer's
-        weight.
+      TypeError: `model` is no module, or `tensors` no mapping; a tensor in 8 bits is for something
+        else than a layer's weight.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.nnx
@@ -89,6 +89,7 @@ def load(
       (6016, (64, 32), (1, 32))
     """
     check_module(_OPERATION, model)
+    placing.check_mapping(_OPERATION, "tensors", tensors)
     rules = () if recipe is None else rules_of(_OPERATION, recipe)
     loading = _Loading(model, tensors, mapping, rules)
     loading.assign(ignore, keep)

@@ -158,6 +158,13 @@ def test_static_scales_of_inputs_go_to_their_layers():
     assert not changes.left_scales
 
 
+def test_a_path_is_refused_with_the_way_to_open_it(tmp_path):
+    model = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    for path in (tmp_path, str(tmp_path)):
+        with pytest.raises(TypeError, match=r"a mapping from names.*`jaxfp8.checkpoint.open`"):
+            jaxfp8.nnx.load(model, path)
+
+
 def test_a_layer_in_8_bits_keeps_its_recipe_and_one_of_its_own_product_is_refused():
     q = jaxfp8.quantize(normal(48, 32), channelwise_axes=(0,))
     held = {"layers.0.weight": q, "layers.0.bias": jnp.zeros(48)}
