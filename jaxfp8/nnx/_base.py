@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -63,6 +64,12 @@ class EightBitLayer(nnx.Module):
 
     FLOAT: ClassVar[Any]
     WEIGHT: ClassVar[str] = "kernel"
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if hasattr(cls, "FLOAT"):
+            cls.__signature__ = _signature(cls)
 
     def __init__(
         self,
@@ -277,6 +284,16 @@ class EightBitLayer(nnx.Module):
     def _operation(self) -> str:
         at = f" at {self.path}" if self.path else ""
         return f"jaxfp8.nnx.{type(self).__name__}{at}"
+
+
+def _signature(cls: type[EightBitLayer]) -> inspect.Signature:
+    """The signature of a layer: the arguments of Flax's layer, and ours by keyword."""
+    _, *own = inspect.signature(cls.__init__).parameters.values()
+    if cls.__init__ is EightBitLayer.__init__:
+        ours = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        _, *theirs = inspect.signature(cls.FLOAT.__init__).parameters.values()
+        own = sorted([*theirs, *ours], key=lambda one: one.kind)  # `**kwargs` stay last
+    return inspect.Signature(own)
 
 
 def _list(items: Sequence[int]) -> str:

@@ -1,5 +1,7 @@
 """8-bit layers of nnx against the layers of Flax that they stand for."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,3 +163,27 @@ def test_a_gradient_of_8_bit_codes_is_refused():
     wrt = nnx.DiffState(0, jaxfp8.nnx.QParam)
     with pytest.raises(TypeError, match=r"`kernel` has 8-bit codes, of which a gradient"):
         nnx.grad(lambda layer: layer(jnp.ones((2, 8))).sum(), argnums=wrt)(layer)
+
+
+@pytest.mark.parametrize("name", ["Linear", "LinearGeneral", "LoRALinear", "Einsum", "Embed"])
+def test_a_signature_has_the_arguments_of_flax_and_ours(name):
+    """The class of Flax hides its own behind a metaclass, its constructor does not."""
+    _, *flax = inspect.signature(getattr(nnx, name).__init__).parameters.values()
+    shown = inspect.signature(getattr(jaxfp8.nnx, name)).parameters
+    ours = ["recipe", "layer", "path", "scale"]
+    assert [one for key, one in shown.items() if key not in ours] == flax
+    assert all(shown[key].kind is inspect.Parameter.KEYWORD_ONLY for key in ours)
+    assert shown["recipe"].default is jaxfp8.FP8_W8A16
+
+
+def test_a_subclass_with_a_constructor_shows_its_own_signature():
+    class Square(jaxfp8.nnx.Linear):
+        def __init__(self, size, *, rngs):
+            super().__init__(size, size, rngs=rngs)
+
+    class Named(jaxfp8.nnx.Linear):
+        pass
+
+    assert str(inspect.signature(Square)) == "(size, *, rngs)"
+    assert inspect.signature(Named) == inspect.signature(jaxfp8.nnx.Linear)
+    assert Square(4, rngs=rngs()).in_features == 4
