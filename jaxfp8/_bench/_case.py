@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
+from jaxfp8._bench._profile import Kernels, profile
 
 OURS = "jaxfp8"  # prefix of contenders' names, peers aside
 # A smaller lead of a peer counts as none: machines are shared.
@@ -23,6 +25,7 @@ class Case:
       contenders: by name; ours first.
       flops: operations of one unit, or 0 if memory is the limit.
       bytes: the least bytes moved by one unit.
+      moved: bytes of a contender of whole steps; `bytes` are those of the others.
       product: the kind of its products, a key of `peaks`; "" if no peak is known.
       peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
         byte, a unit of a kind of products an operation.
@@ -33,6 +36,7 @@ class Case:
     contenders: Mapping[str, Contender | Missing]
     flops: float = 0.0
     bytes: float = 0.0
+    moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
     product: str = ""
     peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
     exact: Callable[[], np.ndarray] | None = None
@@ -46,11 +50,13 @@ class Measured:
       case: the case.
       timings: for each contender its timing, or why there is none.
       peaks: the best rates in the same rounds, in bytes or operations per second.
+      profiles: the kernels of contenders with a program, or why they are unknown.
     """
 
     case: Case
     timings: Mapping[str, Timing | Missing]
     peaks: Mapping[str, float]
+    profiles: Mapping[str, Kernels | Missing] = dataclasses.field(default_factory=dict)
 
     @property
     def ours(self) -> str:
@@ -85,7 +91,8 @@ class Measured:
     def rate(self, name: str) -> float | None:
         """The rate of a contender: bytes or operations per second, by the limit of the case."""
         seconds = self.seconds(name)
-        amount = self.case.bytes if self.limit == "read" else self.case.flops
+        moved = self.case.moved.get(name, self.case.bytes)
+        amount = moved if self.limit == "read" else self.case.flops
         return amount / seconds if seconds and amount else None
 
     def share(self, name: str = "") -> float | None:
@@ -129,4 +136,9 @@ def measured(case: Case, rounds: int) -> Measured:
         case=dataclasses.replace(case, contenders={}, peaks={}, exact=None),  # these hold the data
         timings={name: timings[name] for name in case.contenders},
         peaks=rates,
+        profiles={
+            name: attempt(functools.partial(profile, one))
+            for name, one in case.contenders.items()
+            if isinstance(timings[name], Timing) and isinstance(one, Contender) and one.program
+        },
     )

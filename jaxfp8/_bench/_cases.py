@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import jax
 
-from jaxfp8._bench import _gpu_codes, _gpu_groups, _gpu_layers, _peaks
+from jaxfp8._bench import _gpu_codes, _gpu_groups, _gpu_layers, _peaks, _step
 from jaxfp8._bench._case import Case
+from jaxfp8._bench._decoder import MODELS
 from jaxfp8._bench._products import Shape, product
 
 Named = Iterator[tuple[str, Callable[[], Case]]]
@@ -30,6 +31,18 @@ def shaped(platform: str, shapes: Iterable[Shape]) -> Named:
     for shape in shapes:
         for kind in _KINDS[platform]:
             yield _product(platform, kind, shape)
+
+
+def steps(
+    platform: str, kind: str, models: str, rows: Iterable[int], layers: int, cache: int
+) -> Named:
+    """A whole step of each decoder, with commas between, for each number of rows."""
+    for model in (name.strip() for name in models.split(",")):
+        if model not in MODELS:
+            raise ValueError(f"--step: {model!r} is no decoder; --shapes takes {', '.join(MODELS)}")
+        for m in rows:
+            step = _step.Step(kind, model, m, layers, cache, platform)
+            yield step.name, functools.partial(_step.case, step)
 
 
 def table(platform: str, side: int = _SIDE) -> Named:

@@ -6,12 +6,12 @@ import argparse
 import functools
 from collections.abc import Callable
 
-from jaxfp8._bench import _cases, _options, _record, _roofline, _rows, _shapes
+from jaxfp8._bench import _cases, _decoder, _options, _record, _roofline, _rows, _shapes, _step
 from jaxfp8._bench._case import Case, Measured, timed
 from jaxfp8._bench._run import Plan
 
 ROUNDS, QUICK_ROUNDS = 15, 4
-_SETTINGS = ("shapes", "rows", "only", "quick")
+_SETTINGS, _OF_STEPS = ("shapes", "rows", "only", "quick"), ("step", "layers", "cache")
 
 DESCRIPTION = """\
 Times matrix products on 8-bit data beside what else computes them on this machine: XLA on the same
@@ -24,6 +24,7 @@ examples:
   python -m jaxfp8 bench                                     all cases
   python -m jaxfp8 bench --shapes llama3-8b --rows 1,16      products of a known model
   python -m jaxfp8 bench --shapes 4096x4096,1x14336x4096     your own, NxK or MxNxK
+  python -m jaxfp8 bench --step decode --rows 1,16           whole steps of Llama-3-8B's sizes
   python -m jaxfp8 bench --only int8 --json int8.json --plot int8.html
 """
 
@@ -38,6 +39,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     rows = ",".join(map(str, _shapes.ROWS))
     parser.add_argument("--rows", metavar="M,M,...", help=f"M for NxK and models (default: {rows})")
+    parser.add_argument(
+        "--step",
+        choices=tuple(_step.ROWS),
+        help=f"time whole steps of decoders ({', '.join(_decoder.MODELS)}; --shapes names them, by "
+        f"default {_step.MODEL}); --rows are texts (decode), or tokens of one (prefill, train)",
+    )
+    for name, default in (("layers", _step.LAYERS), ("cache", _step.CACHE)):
+        text = f"{name} of --step (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     _options.add(parser, "cases", "a roofline and the ratios")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
@@ -55,6 +65,7 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
     cases = _cases_of(options, platform)
     names = _options.chosen(options.only, list(cases), "cases")
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    settings = (*_SETTINGS, *(_OF_STEPS if options.step else ()))
     parts = {n: functools.partial(timed, n, cases[n], rounds) for n in names}
     return Plan(
         parts=parts,
@@ -62,7 +73,7 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
         platform=platform,
         json=options.json,
         plot=options.plot,
-        settings={key: getattr(options, key) for key in _SETTINGS},
+        settings={key: getattr(options, key) for key in settings},
         schema=1,
         key="cases",
         record=_record.case,
@@ -74,7 +85,19 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
 
 def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[[], Case]]:
     rows = None if options.rows is None else _shapes.rows_of(options.rows)
-    if options.shapes != _shapes.TABLE:
+    layers, cache, is_table = options.layers, options.cache, options.shapes == _shapes.TABLE
+    if layers < 1 or cache < 1:
+        raise ValueError("--layers and --cache: a number from 1 is needed")
+    of_decode, of_steps = cache != _step.CACHE, layers != _step.LAYERS
+    if (of_decode and options.step != "decode") or (of_steps and not options.step):
+        raise ValueError("--layers goes with --step, and --cache with --step decode")
+    if options.step:
+        models, counts = (
+            _step.MODEL if is_table else options.shapes,
+            rows or _step.ROWS[options.step],
+        )
+        return dict(_cases.steps(platform, options.step, models, counts, layers, cache))
+    if not is_table:
         return dict(_cases.shaped(platform, _shapes.shapes(options.shapes, rows)))
     if rows is not None:
         raise ValueError(f"--rows goes with --shapes; the {_shapes.TABLE} has rows of its own")

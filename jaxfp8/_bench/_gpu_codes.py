@@ -43,7 +43,7 @@ def table() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 def by_grain(grain: str, side: int = 8192) -> Case:
     """bfloat16 to FP8."""
-    x = _bf16(0, side, side)
+    x = bf16(0, side, side)
     ours = functools.partial(jaxfp8.quantize, dtype=_E4M3, **_GRAINS[grain])
     plain = functools.partial(_quantize_by_xla, grain)
     return _case(f"quantize {grain} {side}^2", ours, plain, (x,), 3.0 * side * side)
@@ -92,7 +92,7 @@ def rows(name: str, m: int) -> Case:
     written, k, more = _ROWS[name]
     spec = ProduceSpec(dtype=_E4M3, rule=_SCALE, **more)
     count = 1 + spec.has_factor
-    operands = *(_bf16(i, m, k) for i in range(count)), *(_gain(i, k) for i in range(spec.vectors))
+    operands = *(bf16(i, m, k) for i in range(count)), *(_gain(i, k) for i in range(spec.vectors))
     ours = functools.partial(quantize_produced, spec=spec)
     theirs = lambda *xs: quantize_rows(written(*xs), _E4M3)  # noqa: E731
     return _case(f"{name}, FP8 codes {m} x {k}", ours, theirs, operands, (2.0 * count + 1) * m * k)
@@ -118,14 +118,14 @@ def _encoded(y: jax.Array, *scales: jax.Array) -> list[Any]:
 
 def _norm_case(count: int, m: int) -> tuple[Any, Any, tuple, float]:
     theirs = lambda x, gain, *scales: _encoded(rms_norm(x, gain), *scales)  # noqa: E731
-    operands = _bf16(0, m, _WIDTH), _gain(0, _WIDTH), *_scales(count)
+    operands = bf16(0, m, _WIDTH), _gain(0, _WIDTH), *_scales(count)
     return _normed, theirs, operands, (2.0 + 2 * count) * m * _WIDTH
 
 
 def _gate_case(m: int) -> tuple[Any, Any, tuple, float]:
     ours = functools.partial(quantize_produced, spec=_spec(activation="silu", has_factor=True))
     theirs = lambda a, b, scale: _encoded(_gate(a, b), scale)  # noqa: E731
-    operands = _bf16(0, m, _HIDDEN), _bf16(1, m, _HIDDEN), *_scales(1)
+    operands = bf16(0, m, _HIDDEN), bf16(1, m, _HIDDEN), *_scales(1)
     return ours, theirs, operands, 6.0 * m * _HIDDEN
 
 
@@ -157,12 +157,13 @@ def _case(name: str, ours: Any, theirs: Any, operands: tuple, nbytes: float) -> 
     return Case(name=name, contenders=contenders, bytes=nbytes, peaks=_peaks.of_gpu())
 
 
-def _bf16(seed: int, *shape: int) -> jax.Array:
+def bf16(seed: int, *shape: int) -> jax.Array:
+    """Standard normal numbers in bfloat16."""
     return normal(seed, *shape).astype(jnp.bfloat16)
 
 
 def _gain(seed: int, size: int) -> jax.Array:
-    return 1 + _bf16(7 + seed, size) / 8
+    return 1 + bf16(7 + seed, size) / 8
 
 
 def _scales(count: int) -> list[jax.Array]:

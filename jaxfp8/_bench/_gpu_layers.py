@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxfp8
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_codes import rms_norm
+from jaxfp8._bench._gpu_codes import bf16, rms_norm
 from jaxfp8._bench._measure import Contender, contender
 from jaxfp8._bench._products import normal, quantize_rows
 
@@ -48,10 +48,6 @@ def on_a_mesh() -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"mesh train {split}", functools.partial(train_on_a_mesh, split)
 
 
-def _bf16(seed: int, *shape: int) -> jax.Array:
-    return normal(seed, *shape).astype(jnp.bfloat16)
-
-
 def _ours(x: Any, w: Any, **more: Any) -> Any:
     return jaxfp8.dot_general(x, w, _NT, **{"preferred_element_type": jnp.bfloat16, **more})
 
@@ -66,7 +62,7 @@ def _dequantised(*held: jaxfp8.QArray) -> tuple[jax.Array, ...]:
 
 def output(side: int = 8192) -> Case:
     """An FP8 output from the call, against a bfloat16 one and a cast."""
-    x, w = (jaxfp8.quantize(_bf16(seed, side, side), _E4M3) for seed in (1, 2))
+    x, w = (jaxfp8.quantize(bf16(seed, side, side), _E4M3) for seed in (1, 2))
     scale = jnp.float32(2.0)
 
     def fused(x: Any, w: Any) -> Any:
@@ -85,7 +81,7 @@ def output(side: int = 8192) -> Case:
 def chain(tokens: int = _TOKENS, width: int = _WIDTH, hidden: int = _HIDDEN) -> Case:
     """Two FP8 layers in a row: the second call reads the first one's output."""
     x, up, down = (
-        jaxfp8.quantize(_bf16(seed, n, k) / np.sqrt(k), _E4M3)
+        jaxfp8.quantize(bf16(seed, n, k) / np.sqrt(k), _E4M3)
         for seed, (n, k) in enumerate(((tokens, width), (hidden, width), (width, hidden)))
     )
     scale = jnp.float32(4 / 448)
@@ -114,7 +110,7 @@ def chain(tokens: int = _TOKENS, width: int = _WIDTH, hidden: int = _HIDDEN) -> 
 
 def norm_layer(m: int, width: int = _WIDTH) -> Case:
     """RMSNorm, FP8 codes with a scale for each row, a product and a residual, in plain JAX."""
-    x, gain = _bf16(8, m, width), 1 + _bf16(7, width) / 8
+    x, gain = bf16(8, m, width), 1 + bf16(7, width) / 8
     w = jaxfp8.quantize(normal(1, width, width) / np.sqrt(width), _E4M3, channelwise_axes=(0,))
 
     def layer(x: jax.Array, gain: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
@@ -143,7 +139,7 @@ def norm_layer(m: int, width: int = _WIDTH) -> Case:
 
 def train(tokens: int, width: int, hidden: int) -> Case:
     """A training step of a perceptron block; tests/training compares its gradients."""
-    x = _bf16(0, tokens, width)
+    x = bf16(0, tokens, width)
     up, down = (normal(1 + i, *s) / np.sqrt(s[0]) for i, s in enumerate(_shapes(width, hidden)))
     delayed = jaxfp8.DelayedScaling()
     state = jaxfp8.ScalingState.init(delayed)

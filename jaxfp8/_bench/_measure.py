@@ -54,11 +54,13 @@ class Contender:
       enqueue: starts the work once and returns its result.
       wait: waits for the result of `enqueue`.
       units: units of work of one call of `enqueue`.
+      program: the text of a compiled program. With one, the work is profiled by kernel, too.
     """
 
     enqueue: Callable[[], Any]
     wait: Callable[[Any], object] = jax.block_until_ready
     units: float = 1
+    program: str = ""
 
     def seconds(self, calls: int) -> float:
         """Wall time of some calls, started one after the other and waited for together."""

@@ -68,17 +68,16 @@ class Kind(Way):
         x = self.hold_x(x) if self.rounds_in_call else x
         return self.multiply(x, w, axis=axis, bias=bias, **more)
 
-    def expression(self, x: Any, w: QArray, bias: Any, axis: int) -> jax.Array:
-        """The same as people write it in JAX."""
-        numbers = (((1,), (axis,)), ((), ()))
+    def expression(self, x: Any, w: Any, bias: Any, axis: int) -> jax.Array:
+        """The same as people write it in JAX; the last axis of `x` is summed over."""
+        numbers = (((len(x.shape) - 1,), (axis,)), ((), ()))
         if self.rounds_in_call:
             x = QArray(*quantize_rows(x, w.qvalue.dtype))
         if _scales_follow_sums(x) and _scales_follow_sums(w):
             y = _sums(x.qvalue, w.qvalue, numbers) * x.scale * w.scale.reshape(1, -1)
         else:
             dtype = jnp.float32 if self.has_bias else self.x_dtype
-            left = _widened(x, dtype) if isinstance(x, QArray) else x
-            y = jax.lax.dot_general(left, _widened(w, dtype), numbers)
+            y = jax.lax.dot_general(_widened(x, dtype), _widened(w, dtype), numbers)
         return (y if bias is None else y + bias).astype(self.out_dtype)
 
 
@@ -106,8 +105,10 @@ def _sums(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     return jax.lax.dot_general(x, w, numbers, preferred_element_type=jnp.float32)
 
 
-def _widened(q: QArray, dtype: Any) -> jax.Array:
-    """Codes, less their zero points, times their scales."""
+def _widened(q: Any, dtype: Any) -> jax.Array:
+    """Codes, less their zero points, times their scales; a float array as it is."""
+    if not isinstance(q, QArray):
+        return q
     values = q.qvalue.astype(dtype)
     if q.zero_point is not None:
         values = values - _spread(q.zero_point, q.shape).astype(dtype)
@@ -184,7 +185,7 @@ def product(name: str, shape: Shape, platform: str = "cpu", from_memory: bool = 
         ahead = dataclasses.replace(kind, rounds_in_call=False).operation
         multiply = functools.partial(ahead, axis=axis)
         contenders["jaxfp8 quantised ahead"] = time(multiply, codes, held, bias)
-    wide = _values(codes), _values(w_nk).T
+    wide = values(codes), values(w_nk).T
     if on_cpu:
         contenders[PREPARED] = _prepared(kind, time, given, held, bias)
         contenders |= _wide_on_cpu(time, *wide) if kind.has_peers else {}
@@ -233,7 +234,8 @@ def _copies(shape: Shape, on_cpu: bool, from_memory: bool) -> int:
     return _MANY if m <= _FEW_ROWS else 2
 
 
-def _values(held: Any) -> jax.Array:
+def values(held: Any) -> jax.Array:
+    """The numbers behind codes, in float32; a float array as it is."""
     return jaxfp8.dequantize(held, jnp.float32) if isinstance(held, QArray) else held
 
 

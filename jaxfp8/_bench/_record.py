@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 
-from jaxfp8._bench import _peaks
+from jaxfp8._bench import _peaks, _profile
 from jaxfp8._bench._case import Measured
-from jaxfp8._bench._measure import Timing
+from jaxfp8._bench._measure import Missing, Timing
+from jaxfp8._bench._profile import Kernels
 from jaxfp8._call.library import ffi
 
 _PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")
@@ -34,6 +35,20 @@ def case(measured: Measured) -> dict[str, Any]:
         "limit": measured.limit,
         "peaks": dict(measured.peaks),
         "contenders": [_contender(measured, name) for name in measured.timings],
+        "profiles": [_kernels(*item) for item in measured.profiles.items()],
+    }
+
+
+def _kernels(name: str, profile: Kernels | Missing) -> dict[str, Any]:
+    if isinstance(profile, Missing):
+        return {"name": name, "missing": profile.reason}
+    whole = _profile.whole(profile)
+    return {
+        "name": name,
+        "span": whole.seconds,
+        "gaps": whole.gaps,
+        "kernels": [group._asdict() for group in _profile.groups(profile)],
+        "launches": [kernel._asdict() for kernel in profile],
     }
 
 
@@ -48,6 +63,7 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
         "rate": measured.rate(name),
         "share_of_peak": measured.share(name),
         "times_ours": measured.ratio(name),
+        **({"bytes": measured.case.moved[name]} if name in measured.case.moved else {}),
     }
 
 

@@ -6,9 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from jaxfp8._bench._case import Measured
 from jaxfp8._bench._measure import Missing, Timing
+from jaxfp8._bench._profile import Kernels, groups, whole
 from jaxfp8._bench._run import Screen
+from jaxfp8._value import tables
 
 HEAD = ("contender", "time", "spread", "rate", "of peak", "takes")
+KERNELS = ("kernel", "launches", "time", "share", "gaps before", "bytes", "of peak")
+# So many kernels are shown, with so much of a name; the record has all.
+_MOST_KERNELS, _LONGEST_NAME = 12, 60
 MARKS = {True: "✓", False: "✗"}
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
@@ -19,6 +24,12 @@ def show(screen: Screen, measured: Measured) -> None:
     for name, timing in measured.timings.items():
         if isinstance(timing, Missing):
             screen.say(f"  {name}: {timing.reason}")
+    for name, profile in measured.profiles.items():
+        if isinstance(profile, Missing):
+            screen.say(f"  {name}: no breakdown by kernel: {profile.reason}")
+        else:
+            kernels = list(_kernels(profile, measured.peaks.get("read")))
+            screen.table(f"{measured.case.name}: {name} by kernel", KERNELS, kernels)
 
 
 def finish(screen: Screen, all_measured: Sequence[Measured]) -> bool:
@@ -48,6 +59,17 @@ def rows(measured: Measured) -> Iterator[tuple[str, ...]]:
         )
     for kind, peak in measured.peaks.items():
         yield (f"peak: {peak_name(kind)}", "", "", rate(peak, kind), "", "")
+
+
+def _kernels(profile: Kernels, peak: float | None) -> Iterator[tuple[str, ...]]:
+    """A row for each of the longest kernels, and for all."""
+    call = whole(profile)
+    for group in (*groups(profile)[:_MOST_KERNELS], call):
+        name, share = group.name[:_LONGEST_NAME], f"{group.seconds / call.seconds:.0%}"
+        size = "" if group.bytes is None else tables.size(group.bytes)
+        reached = group.bytes / group.seconds if group.bytes and group.seconds else 0.0
+        peaks = f"{reached / peak:.0%}" if peak and reached else ""
+        yield name, str(group.launches), time(group.seconds), share, time(group.gaps), size, peaks
 
 
 def times(ratio: float) -> str:
