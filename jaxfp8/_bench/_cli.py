@@ -92,10 +92,8 @@ def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[
     if (of_decode and options.step != "decode") or (of_steps and not options.step):
         raise ValueError("--layers goes with --step, and --cache with --step decode")
     if options.step:
-        models, counts = (
-            _step.MODEL if is_table else options.shapes,
-            rows or _step.ROWS[options.step],
-        )
+        counts = rows or _step.ROWS[options.step]
+        models = _step.MODEL if is_table else options.shapes
         return dict(_cases.steps(platform, options.step, models, counts, layers, cache))
     if not is_table:
         return dict(_cases.shaped(platform, _shapes.shapes(options.shapes, rows)))

@@ -14,7 +14,6 @@ import jax
 from jaxfp8._bench import _peaks, _profile
 from jaxfp8._bench._case import Measured
 from jaxfp8._bench._measure import Missing, Timing
-from jaxfp8._bench._profile import Kernels
 from jaxfp8._call.library import ffi
 
 _PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")
@@ -39,7 +38,7 @@ def case(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _kernels(name: str, profile: Kernels | Missing) -> dict[str, Any]:
+def _kernels(name: str, profile: _profile.Kernels | Missing) -> dict[str, Any]:
     if isinstance(profile, Missing):
         return {"name": name, "missing": profile.reason}
     whole = _profile.whole(profile)

@@ -27,10 +27,11 @@ _FORMS = {
     "jaxfp8 FP8 dynamic": KINDS["dynamic e4m3"],
     _BF16: Kind(name="bf16", recipe=FLOATS, x_dtype=jnp.bfloat16, out_dtype=jnp.bfloat16),
 }
-_RECIPES: dict[str, Any] = {
-    "jaxfp8 delayed": jaxfp8.DelayedScaling(),
-    "jaxfp8 current": jaxfp8.CurrentScaling(),
-    _BF16: None,
+_DELAYED = jaxfp8.DelayedScaling()
+_DOTS: dict[str, Callable[..., jax.Array]] = {
+    "jaxfp8 delayed": functools.partial(jaxfp8.fp8_dot_general, recipe=_DELAYED),
+    "jaxfp8 current": functools.partial(jaxfp8.fp8_dot_general, recipe=jaxfp8.CurrentScaling()),
+    _BF16: jax.lax.dot_general,
 }
 # A name, a function of input, weights and a state, and these two. It returns the next state, too.
 _Form = tuple[str, Callable[..., Any], Any, Any]
@@ -110,20 +111,17 @@ def _inference(one: Step, sizes: Sizes) -> Iterator[_Form]:
 def _training(one: Step, sizes: Sizes) -> Iterator[_Form]:
     """Gradients of float32 weights; the state has the scales of all products."""
     weights = _decoder.random_layers(sizes, one.layers, lambda w: w)
-    for name, recipe in _RECIPES.items():
-        delayed = recipe if isinstance(recipe, jaxfp8.DelayedScaling) else None
-        make = functools.partial(jaxfp8.ScalingState.init, delayed) if delayed else lambda: None
-        scales = [{n: make() for n in sizes.weights} for _ in weights]
-        step = functools.partial(_gradients, sizes, functools.partial(_trained, recipe))
-        yield name, (jaxfp8.rewrite(step) if recipe else step), weights, scales
+    for name, dot in _DOTS.items():
+        make = jaxfp8.ScalingState.init if "delayed" in name else lambda recipe: None
+        scales = [{n: make(_DELAYED) for n in sizes.weights} for _ in weights]
+        step = functools.partial(_gradients, sizes, functools.partial(_trained, dot))
+        yield name, (step if name == _BF16 else jaxfp8.rewrite(step)), weights, scales
 
 
-def _trained(recipe: Any, x: jax.Array, held: Any) -> jax.Array:
-    """The product with a weight, given with the scales of the product."""
-    w, numbers = held[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
-    if recipe is None:
-        return jax.lax.dot_general(x, w, numbers)
-    return jaxfp8.fp8_dot_general(x, w, numbers, held[1], recipe=recipe)
+def _trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Array:
+    """The product with a weight, given with the scales of the product or None."""
+    w, scales = held
+    return dot(x, w.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), scales)
 
 
 def _gradients(sizes: Sizes, dot: Dot, given: Any, weights: Any, scales: Any) -> Any:
