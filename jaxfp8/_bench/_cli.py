@@ -45,8 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"time whole steps of decoders ({', '.join(_decoder.MODELS)}; --shapes names them, by "
         f"default {_step.MODEL}); --rows are texts (decode), or tokens of one (prefill, train)",
     )
-    for name, default in (("layers", _step.LAYERS), ("cache", _step.CACHE)):
-        text = f"{name} of --step (default: %(default)s)"
+    for name, default, what in (
+        ("layers", _step.LAYERS, "layers of --step"),
+        ("cache", _step.CACHE, "tokens in the cache of --step decode"),
+    ):
+        text = f"{what} (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     _options.add(parser, "cases", "a roofline and the ratios")
     parser.add_argument(
