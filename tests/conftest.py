@@ -44,7 +44,8 @@ MOST_RESIDENT_BYTES = 1.5e9
 PAGE_BYTES = 4096
 
 # Programs that tests run in processes of their own.
-collect_ignore = ["mesh/axes_of_eight.py", "mesh/cached_programs.py", "writers/write.py"]
+collect_ignore = ["mesh/axes_of_eight.py", "mesh/cached_programs.py"]
+collect_ignore += ["writers/write.py", "writers/served.py"]  # in an environment of their own
 
 
 def pytest_addoption(parser):
