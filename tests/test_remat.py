@@ -155,6 +155,7 @@ def test_ragged_dot_has_a_batch_if_groups_have_rows_of_their_own(policy, rows, e
     assert found == [rows, each]
 
 
+@pytest.mark.cuda_library
 def test_joint_products_are_saved_together(monkeypatch):
     monkeypatch.setattr(joint, "runs_here", lambda: True)
     jax.clear_caches()

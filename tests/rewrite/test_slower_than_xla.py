@@ -89,7 +89,10 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("case", SLOW)
+_NEEDS_LIBRARY = pytest.param("many rows", marks=pytest.mark.cuda_library)
+
+
+@pytest.mark.parametrize("case", [*list(SLOW)[:-1], _NEEDS_LIBRARY])
 def test_a_product_of_a_slow_path_stays_as_written(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
