@@ -1,6 +1,6 @@
 """The call for ragged dots on the CPU: one custom call, a scaled dot of each group inside.
 
-Order of this file: whether it takes a problem, the call, its form.
+Order of this file: whether it takes a problem, the call, its layout.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import numpy as np
 
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import lowering
-from jaxfp8._call.ops.ragged_reference import RaggedSpec, for_each, one_of
+from jaxfp8._call.ops.ragged_reference import RaggedSpec, for_each
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, is_known
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated
-
-_FACTORS = ("scale", "zero_point")
 
 
 def why_not(spec: RaggedSpec) -> str | None:
@@ -26,7 +24,7 @@ def why_not(spec: RaggedSpec) -> str | None:
         return "its sizes are not known when the program is lowered"
     if spec.rows * spec.columns * spec.groups * spec.lhs.depth == 0:
         return "there is nothing to multiply"
-    return lowering.why_not(_dot(_form(spec.lhs, spec), _form(spec.rhs, spec), spec), "cpu")
+    return lowering.why_not(_dot(spec), "cpu")
 
 
 def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]:
@@ -34,16 +32,12 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
     del split
     ffi.ensure_registered("cpu")
     named = dict(zip(spec.operand_names(), operands, strict=True))
-    arrays: dict[str, jax.Array] = {}
-    for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
-        of_side = (name, *(f"{name}_{factor}" for factor in _FACTORS))
-        arrays |= {n: _array(named[n], side, spec) for n in of_side if n in named}
-    dot = _dot(_form(spec.lhs, spec), _form(spec.rhs, spec), spec)
+    sizes, dot = named.pop("group_sizes"), _dot(spec)
     out = jax.ShapeDtypeStruct(spec.out_shape, np.dtype(spec.out_dtype))
     return [
         jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(
-            *(arrays[name] for name in dot.operand_names()),
-            named["group_sizes"],
+            *(_array(named[name], name[:3], spec) for name in dot.operand_names()),
+            sizes,
             **dot.attributes(),
             grouping=spec.grouping,
             kernel="",
@@ -51,53 +45,54 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
     ]
 
 
-def _dot(lhs: OperandSpec, rhs: OperandSpec, spec: RaggedSpec) -> ScaledDotSpec:
+def _dot(spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group with all rows, or all of K."""
+    lhs, rhs = _of_group("lhs", spec), _of_group("rhs", spec)
     return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=spec.epilogue, precision=spec.precision)
 
 
-def _order(side: OperandSpec, spec: RaggedSpec) -> tuple[int, ...]:
-    """Axes of a side as the call takes them: groups first, then an axis in groups."""
-    (free,), (contracted,) = side.free, side.contracting
-    if spec.grouping == "contracted":
-        return contracted, free
-    if side is spec.lhs:
-        return (*side.batch, free, contracted)
-    return (*side.batch, *sorted((free, contracted)))
-
-
-def _form(side: OperandSpec, spec: RaggedSpec) -> OperandSpec:
+def _of_group(name: str, spec: RaggedSpec) -> OperandSpec:
     """A side of one group."""
-    order = [axis for axis in _order(side, spec) if axis not in side.batch]
-    cut = _axis_with_starts(side, spec)
-    tiles = [1 if _is_repeated(side, axis, cut) else side.tiles[axis] for axis in order]
+    side: OperandSpec = getattr(spec, name)
+    order, repeats = _layout(name, spec)
+    order = order[len(side.batch) :]
     return dataclasses.replace(
-        one_of(side) if side.batch else side,
+        side,
         shape=tuple(side.shape[axis] for axis in order),
-        tiles=tuple(tiles),
+        tiles=tuple(1 if axis == repeats else side.tiles[axis] for axis in order),
         contracting=(order.index(side.contracting[0]),),
+        batch=(),
     )
 
 
-def _axis_with_starts(side: OperandSpec, spec: RaggedSpec) -> int | None:
-    """The axis along which groups begin anywhere, inside tiles of scales too."""
+def _layout(name: str, spec: RaggedSpec) -> tuple[Shape, int | None]:
+    """Axes of a side as the call takes them, and the axis with a scale for each position.
+
+    Groups come first, then an axis in groups. Groups begin anywhere, inside tiles of scales too.
+    """
+    side: OperandSpec = getattr(spec, name)
+    (free,), (contracted,) = side.free, side.contracting
+    starts = None
     if spec.grouping == "contracted":
-        return side.contracting[0]
-    return side.free[0] if spec.grouping == "rows" and side is spec.lhs else None
+        order: Shape = (contracted, free)
+        starts = contracted
+    elif name == "lhs":
+        order = (*side.batch, free, contracted)
+        starts = free if spec.grouping == "rows" else None
+    else:
+        order = (*side.batch, *sorted((free, contracted)))
+    cuts = starts is not None and side.tiles[starts] < side.shape[starts]
+    return order, starts if cuts else None
 
 
-def _is_repeated(side: OperandSpec, axis: int, cut: int | None) -> bool:
-    return axis == cut and side.tiles[axis] < side.shape[axis]
-
-
-def _array(x: jax.Array, side: OperandSpec, spec: RaggedSpec) -> jax.Array:
-    """The values or a factor of a side, as `_form` says. What lies so already is not copied."""
-    order = _order(side, spec)
+def _array(x: jax.Array, name: str, spec: RaggedSpec) -> jax.Array:
+    """The values or a factor of a side in that layout. What lies so already is not copied."""
+    side: OperandSpec = getattr(spec, name)
+    order, repeats = _layout(name, spec)
     if order != tuple(range(x.ndim)) and dtypes.is_float8(x.dtype):
         x = jax.lax.bitcast_convert_type(x, np.uint8)  # XLA:CPU changes FP8 in some copies
     if side.batch:
         x = for_each(x, side)
-    cut = _axis_with_starts(side, spec)
-    if cut is not None and _is_repeated(side, cut, cut) and x.shape[cut] != side.shape[cut]:
-        x = repeated(x, cut, side.tiles[cut], side.shape[cut])
+    if repeats is not None and x.shape[repeats] != side.shape[repeats]:
+        x = repeated(x, repeats, side.tiles[repeats], side.shape[repeats])
     return x.transpose(order)

@@ -104,7 +104,7 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 
 def dot_of_group(spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group, with all rows or all of K; of all groups if masked."""
-    rhs = one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
+    rhs = _one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
     return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=spec.epilogue, precision=spec.precision)
 
 
@@ -217,7 +217,7 @@ def for_each(x: jax.Array, side: OperandSpec) -> jax.Array:
     return repeated(x, axis, side.tiles[axis], size)
 
 
-def one_of(side: OperandSpec) -> OperandSpec:
+def _one_of(side: OperandSpec) -> OperandSpec:
     """A side without its axis of groups."""
     (axis,) = side.batch
 

@@ -79,8 +79,8 @@ def _of_fused(
     fused: FusedDot, product: Product, amax: Amax | None, compute: str | None
 ) -> Call | Refusal:
     of_lhs, of_rhs = fused.scales()
-    lhs, lhs_operands = _operand("lhs", fused.dot.lhs, of_lhs)
-    rhs, rhs_operands = _operand("rhs", fused.dot.rhs, of_rhs)
+    lhs, lhs_operands = operand("lhs", fused.dot.lhs, of_lhs)
+    rhs, rhs_operands = operand("rhs", fused.dot.rhs, of_rhs)
     epilogue, others = _epilogue(fused, product, amax)
     dot = fused.dot.site
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
@@ -105,8 +105,17 @@ def _refusal(spec: ScaledDotSpec) -> Refusal | None:
     return None if slower is None else Refusal(*slower)
 
 
-def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:
-    """The spec of a side, and its data, scale and zero point by operand name."""
+def operand(
+    name: str, side: Side, more: Factors = (), *, call_rounds: bool = True
+) -> tuple[OperandSpec, dict[str, Value]]:
+    """The spec of a side, and its data, scale and zero point by operand name.
+
+    Args:
+      name: of the side.
+      side: the side.
+      more: further scales of it.
+      call_rounds: whether the call can round scales to bfloat16, in place of the function.
+    """
     factors = side.factors + more
     shape = side.value.shape
     tiles = sides.tiles_of(side, factors)
@@ -115,7 +124,7 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     if factors:
         total = as_one(factors, shape)
         stored = total.map_small(lambda x: casts.undo_casts(x, dtypes.SIXTEEN_BIT_FLOATS))
-        given = stored.map_small(casts.undo_rounding)
+        given = stored.map_small(casts.undo_rounding) if call_rounds else stored
         is_rounded = given.small is not stored.small
         operands[f"{name}_scale"] = on_tiles(given, shape, tiles)
     if side.zero_point is not None:

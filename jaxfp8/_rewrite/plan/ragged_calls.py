@@ -16,15 +16,15 @@ from jaxfp8._call.ops import ragged_call
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._rewrite.ir import casts, graph, sides
 from jaxfp8._rewrite.ir import precision as _precision
-from jaxfp8._rewrite.ir.factors import as_one, on_tiles
 from jaxfp8._rewrite.ir.graph import Array, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sides import Side, peel
 from jaxfp8._rewrite.ir.sites import Captured, DotSite
+from jaxfp8._rewrite.plan import calls
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import OperandSpec, Shape
+from jaxfp8._value.spec import Shape
 
 _NAME = "ragged_dot_general"
 _GIVE = "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide"
@@ -64,7 +64,8 @@ def _call(site: DotSite) -> Value | _Miss:
     if (miss := _why_not(site)) is not None:
         return miss
     sizes, out = site.op.inputs[2], site.op.outputs[0]
-    (lhs_spec, lhs_operands), (rhs_spec, rhs_operands) = _operand("lhs", lhs), _operand("rhs", rhs)
+    lhs_spec, lhs_operands = calls.operand("lhs", lhs, call_rounds=False)
+    rhs_spec, rhs_operands = calls.operand("rhs", rhs, call_rounds=False)
     spec = RaggedSpec(
         lhs=lhs_spec,
         rhs=rhs_spec,
@@ -143,23 +144,3 @@ def _side(site: DotSite, index: int) -> Side | _Miss:
         remedy = "scale by rows, columns or blocks; a scale for each element saves nothing"
         return _Miss("its scale varies with every element, or nearly", remedy)
     return peel(side)
-
-
-def _operand(name: str, side: Side) -> tuple[OperandSpec, dict[str, Value]]:
-    """The spec of a side, and its data, scale and zero point by operand name."""
-    shape, tiles = side.value.shape, sides.tiles_of(side, side.factors)
-    operands = {name: casts.undo_bitcast(side.value, side.dtype)}
-    if side.factors:
-        operands[f"{name}_scale"] = on_tiles(as_one(side.factors, shape), shape, tiles)
-    if side.zero_point is not None:
-        operands[f"{name}_zero_point"] = on_tiles(side.zero_point, shape, tiles)
-    spec = OperandSpec(
-        dtype=side.dtype.name,
-        shape=shape,
-        contracting=side.contracting,
-        batch=side.batch,
-        tiles=tiles,
-        scale=bool(side.factors),
-        zero_point=side.zero_point is not None,
-    )
-    return spec, operands
