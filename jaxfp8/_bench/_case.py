@@ -30,6 +30,7 @@ class Case:
       peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
         byte, a unit of a kind of products an operation.
       exact: gives the result in float64, for tests; None if nothing is known to be exact.
+      note: what a reader has to know beside the times.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Case:
     product: str = ""
     peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
     exact: Callable[[], np.ndarray] | None = None
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

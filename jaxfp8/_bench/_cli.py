@@ -5,8 +5,20 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
+from typing import Any
 
-from jaxfp8._bench import _cases, _decoder, _options, _record, _roofline, _rows, _shapes, _step
+from jaxfp8._bench import (
+    _cases,
+    _decoder,
+    _options,
+    _promise,
+    _record,
+    _roofline,
+    _rows,
+    _shapes,
+    _step,
+    _written,
+)
 from jaxfp8._bench._case import Case, Measured, timed
 from jaxfp8._bench._run import Plan
 
@@ -25,6 +37,7 @@ examples:
   python -m jaxfp8 bench --shapes llama3-8b --rows 1,16      products of a known model
   python -m jaxfp8 bench --shapes 4096x4096,1x14336x4096     your own, NxK or MxNxK
   python -m jaxfp8 bench --step decode --rows 1,16           whole steps of Llama-3-8B's sizes
+  python -m jaxfp8 bench --never-slower                      rewritten functions beside the written
   python -m jaxfp8 bench --only int8 --json int8.json --plot int8.html
 """
 
@@ -51,6 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         text = f"{what} (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--never-slower",
+        action="store_true",
+        help="time products and programs rewritten and as written; fails if any becomes slower",
+    )
+    text = "which products --never-slower draws (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
     _options.add(parser, "cases", "a roofline and the ratios")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
@@ -69,9 +89,14 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
     names = _options.chosen(options.only, list(cases), "cases")
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     settings = (*_SETTINGS, *(_OF_STEPS if options.step else ()))
-    parts = {n: functools.partial(timed, n, cases[n], rounds) for n in names}
+    one: dict[str, Any] = {"record": _record.case, "show": _rows.show, "finish": _rows.finish}
+    one["figure"], measure = _roofline.figure, timed
+    if options.never_slower:
+        settings = ("never_slower", "seed", "only", "quick")
+        one = {name: getattr(_promise, name) for name in ("record", "show", "finish", "figure")}
+        measure = _promise.twice
     return Plan(
-        parts=parts,
+        parts={n: functools.partial(measure, n, cases[n], rounds) for n in names},
         names=names,
         platform=platform,
         json=options.json,
@@ -79,10 +104,7 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
         settings={key: getattr(options, key) for key in settings},
         schema=1,
         key="cases",
-        record=_record.case,
-        show=_rows.show,
-        finish=_rows.finish,
-        figure=_roofline.figure,
+        **one,
     )
 
 
@@ -94,6 +116,10 @@ def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[
     of_decode, of_steps = cache != _step.CACHE, layers != _step.LAYERS
     if (of_decode and options.step != "decode") or (of_steps and not options.step):
         raise ValueError("--layers goes with --step, and --cache with --step decode")
+    if options.never_slower:
+        if options.step or rows or not is_table:
+            raise ValueError("--never-slower has shapes of its own; --seed draws others")
+        return dict(_written.cases(platform, options.seed))
     if options.step:
         counts = rows or _step.ROWS[options.step]
         models = _step.MODEL if is_table else options.shapes

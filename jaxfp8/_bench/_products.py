@@ -77,7 +77,7 @@ class Kind(Way):
             y = _sums(x.qvalue, w.qvalue, numbers) * x.scale * w.scale.reshape(1, -1)
         else:
             dtype = jnp.float32 if self.has_bias else self.x_dtype
-            y = jax.lax.dot_general(_widened(x, dtype), _widened(w, dtype), numbers)
+            y = jax.lax.dot_general(widened(x, dtype), widened(w, dtype), numbers)
         return (y if bias is None else y + bias).astype(self.out_dtype)
 
 
@@ -105,7 +105,7 @@ def _sums(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     return jax.lax.dot_general(x, w, numbers, preferred_element_type=jnp.float32)
 
 
-def _widened(q: Any, dtype: Any) -> jax.Array:
+def widened(q: Any, dtype: Any) -> jax.Array:
     """Codes, less their zero points, times their scales; a float array as it is."""
     if not isinstance(q, QArray):
         return q
@@ -119,7 +119,8 @@ def _spread(shared: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """A value per block as one per element; the last block of an axis may be cut short."""
     for axis, (count, size) in enumerate(zip(shared.shape, shape, strict=True)):
         if count not in (1, size):
-            whole = jnp.repeat(shared, BLOCK, axis)
+            block = 1 << (-(-size // count) - 1).bit_length()  # blocks are powers of two
+            whole = jnp.repeat(shared, block, axis)
             shared = jax.lax.slice_in_dim(whole, 0, size, axis=axis)
     return shared
 

@@ -1,0 +1,98 @@
+"""`--never-slower`: whether rewritten functions take longer than the functions as written."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxfp8._bench import _rows
+from jaxfp8._bench._case import Case, Measured, timed
+from jaxfp8._bench._measure import Missing, Timing
+from jaxfp8._bench._run import Screen
+from jaxfp8._bench._written import REWRITTEN, WRITTEN
+
+# A rewritten function may take so many times as long, beyond both spreads.
+MOST = 1.05
+_WORST = 10
+_BORDERS = (0.8, 0.95, 1.05, 1.25, 1.5, 2.0, 3.0, 5.0)
+
+
+def twice(name: str, make: Callable[[], Case], rounds: int) -> Measured:
+    """A case, measured again if it was slower: machines are shared, and only both count."""
+    measured = timed(name, make, rounds)
+    return timed(name, make, 2 * rounds) if is_slower(measured) else measured
+
+
+def is_slower(measured: Measured) -> bool:
+    """Whether the rewritten function takes longer, beyond both spreads."""
+    timings = [measured.timings.get(name) for name in (REWRITTEN, WRITTEN)]
+    spreads = sum(timing.spread for timing in timings if isinstance(timing, Timing))
+    speedup = measured.ratio(WRITTEN)
+    return speedup is not None and 1 / speedup > MOST + spreads
+
+
+def record(measured: Measured) -> dict[str, Any]:
+    """A case as JSON."""
+    return {
+        "name": measured.case.name,
+        "seconds": {name: measured.seconds(name) for name in measured.timings},
+        "speedup": measured.ratio(WRITTEN),
+        "is_slower": is_slower(measured),
+        "note": measured.case.note or _failures(measured),
+    }
+
+
+def show(screen: Screen, measured: Measured) -> None:
+    """A line."""
+    speedup = measured.ratio(WRITTEN)
+    ratio = "failed" if speedup is None else _rows.times(speedup)
+    mark = "  SLOWER" if is_slower(measured) else ""
+    note = _failures(measured) or measured.case.note
+    screen.say(f"{ratio:>8}{mark}  {measured.case.name}  ({note})")
+
+
+def _failures(measured: Measured) -> str:
+    return "; ".join(t.reason for t in measured.timings.values() if isinstance(t, Missing))
+
+
+def finish(screen: Screen, done: Sequence[Measured]) -> bool:
+    """The mean, a histogram, and the worst; true if any is slower."""
+    speedups = {m.case.name: ratio for m in done if (ratio := m.ratio(WRITTEN))}
+    if not speedups:
+        return True
+    mean = math.exp(sum(map(math.log, speedups.values())) / len(speedups))
+    slower = [m.case.name for m in done if is_slower(m)]
+    screen.say(
+        f"\n{len(speedups)} functions, rewritten {_rows.times(mean)} as fast (geometric mean)"
+    )
+    counts = collections.Counter(sum(ratio >= b for b in _BORDERS) for ratio in speedups.values())
+    ends = ["", *(_rows.times(b) for b in _BORDERS), ""]
+    bins = [(f"{a} to {b}", str(counts[i])) for i, (a, b) in enumerate(itertools.pairwise(ends))]
+    screen.table("Speedup", ("from", "functions"), bins)
+    worst = sorted(done, key=lambda m: speedups.get(m.case.name, math.inf))[:_WORST]
+    rows = [(m.case.name, *_times(m), _rows.times(speedups.get(m.case.name, 0.0))) for m in worst]
+    screen.table(f"The last {_WORST}", ("function", "as written", "rewritten", "speedup"), rows)
+    many = f"{len(slower)} slower than {MOST}x beyond their spread"
+    screen.say(f"{many}: {', '.join(slower)}" if slower else "None is slower beyond its spread.")
+    return bool(slower)
+
+
+def _times(measured: Measured) -> list[str]:
+    seconds = [measured.seconds(name) for name in (WRITTEN, REWRITTEN)]
+    return ["failed" if one is None else _rows.time(one) for one in seconds]
+
+
+def figure(title: str, done: Sequence[Measured]) -> Any:
+    """A histogram of speedups."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    speedups = sorted(ratio for m in done if (ratio := m.ratio(WRITTEN)))
+    whole = Figure(figsize=(8.0, 5.0), layout="constrained")
+    axes = whole.subplots()
+    axes.hist(speedups, bins=[0.25 * 2 ** (i / 4) for i in range(33)])
+    axes.axvline(1.0, color="k", linewidth=1)
+    axes.set(xscale="log", title=title, xlabel="speedup by rewrite", ylabel="functions")
+    return whole
