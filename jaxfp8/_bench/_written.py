@@ -208,13 +208,14 @@ def _case(
         else:
             made[label] = contender(platform, one, *operands)
     sites = jaxfp8.explain(function)(*operands).sites
-    return Case(name=name, contenders=made, note=_note(sites))
+    return Case(name=name, contenders=made, note=_note(sites, platform))
 
 
-def _note(sites: Sequence[Any]) -> str:
-    """How many dots became calls, and why the first other one did not."""
+def _note(sites: Sequence[Any], platform: str) -> str:
+    """How many dots became calls, by which kernels, and why the first other one did not."""
     if not sites:
         return "no dot of its own"
     calls = sum(site.rewritten or site.already for site in sites)
-    why = next((site.reason for site in sites if site.reason), "")
-    return f"{calls} of {len(sites)} dots{f': {why}' if why else ''}"
+    kernels = sorted({site.kernels.get(platform, "") for site in sites} - {""})
+    why = [site.reason for site in sites if site.reason][:1]
+    return ": ".join([f"{calls} of {len(sites)} dots", ", ".join(kernels), *why])
