@@ -78,12 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> Plan[Measured]:
-    """The plan for the options.
-
-    Raises:
-      ValueError: options are wrong; the message has a remedy.
-      LibraryError: the kernel library cannot be used.
-    """
+    """The plan for the options."""
     platform = _options.platform_of(options)
     cases = _cases_of(options, platform)
     names = _options.chosen(options.only, list(cases), "cases")

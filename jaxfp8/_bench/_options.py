@@ -14,13 +14,7 @@ from jaxfp8._value.files import why_not_written
 
 
 def add(parser: argparse.ArgumentParser, items: str, plot: str) -> None:
-    """The options, on the parser of a command.
-
-    Args:
-      parser: of the command.
-      items: the choice of `--only`, such as "cases".
-      plot: the content of `--plot`.
-    """
+    """The options, on the parser of a command; `--only` chooses `items`, `--plot` draws `plot`."""
     parser.add_argument(
         "--only",
         metavar="TEXT",
@@ -45,11 +39,7 @@ def add(parser: argparse.ArgumentParser, items: str, plot: str) -> None:
 
 
 def platform_of(options: argparse.Namespace) -> str:
-    """The platform, "cpu" or "cuda"; limits the process to the processors of `--threads`.
-
-    Raises:
-      ValueError: options are wrong; the message has a remedy.
-    """
+    """The platform, "cpu" or "cuda"; limits the process to the processors of `--threads`."""
     _limit(options.threads)
     _check_files(options)
     platform: str = options.platform or _default_platform()
@@ -59,11 +49,7 @@ def platform_of(options: argparse.Namespace) -> str:
 
 
 def chosen(only: Sequence[str], names: Sequence[str], items: str) -> list[str]:
-    """The names with any of some texts in them; all of them without a text.
-
-    Raises:
-      ValueError: a text is in no name.
-    """
+    """The names with any of some texts in them; all of them without a text."""
     for text in only:
         if not any(text in name for name in names):
             raise ValueError(

@@ -17,15 +17,7 @@ FORM = f"{TABLE}, or models ({', '.join(MODELS)}) and sizes (NxK, MxNxK) with co
 
 
 def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
-    """M, N and K of the requested products.
-
-    Args:
-      text: names of models and sizes, such as "minilm,4096x4096,1x14336x4096".
-      rows: M for each without one; `ROWS` unless given.
-
-    Raises:
-      ValueError: the text is neither, or `rows` apply to none of it.
-    """
+    """M, N and K of the requested products, such as "minilm,4096x4096,1x14336x4096"."""
     items = [item.strip() for item in text.split(",")]
     asked = [shape for item in items for shape in _written(item, rows)]
     if rows is not None and all(item.count("x") == 2 for item in items):
@@ -34,11 +26,7 @@ def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
 
 
 def rows_of(text: str) -> list[int]:
-    """Numbers of rows such as "1,16,256".
-
-    Raises:
-      ValueError: the text is something else.
-    """
+    """Numbers of rows such as "1,16,256"."""
     items = [item.strip() for item in text.split(",")]
     if not all(item.isdecimal() and int(item) > 0 for item in items):
         raise ValueError(f"{text!r} is not a list of rows such as 1,16,256")

@@ -85,13 +85,7 @@ class Problem:
 
 
 def problem(kind: Kind, platform: str, compute_capability: int | None) -> Problem:
-    """A product of a kind, too large to be left to XLA.
-
-    Args:
-      kind: sides and rows.
-      platform: "cpu" or "cuda".
-      compute_capability: of the GPU, from `ffi.compute_capability`.
-    """
+    """A product of a kind, too large to be left to XLA."""
     size = _LEAST[platform]
     while True:
         spec = _spec(kind, size)

@@ -35,15 +35,8 @@ def normalise(
     for name, lists in zip(("lhs", "rhs"), zip(contracting, batch, strict=True), strict=True):
         used = [axis for axes in lists for axis in axes]
         if len(set(used)) != len(used):
-            raise ValueError(
-                message(
-                    operation,
-                    f"`dimension_numbers` of `{name}`",
-                    f"names axes {used}",
-                    "an axis is contracted or batch, once",
-                    "name each axis once",
-                )
-            )
+            got, needs = f"names axes {used}", "an axis is contracted or batch, once"
+            raise _wrong_axes(operation, name, got, needs, "name each axis once")
     return contracting, batch
 
 
@@ -57,13 +50,8 @@ def of_gradient(
 ) -> tuple[DimensionNumbers, Shape]:
     """The product for the gradient of an operand of a dot: `g . rhs^T` or `lhs^T . g`.
 
-    Args:
-      numbers: normalised dimension numbers of the dot.
-      ranks: of its operands.
-      side: 0 for the gradient of lhs, 1 for rhs.
-
-    Returns:
-      The dimension numbers, and by axis of the product the axis of the operand.
+    `side` is 0 for the gradient of lhs, 1 for rhs. The second result has, by axis of the product,
+    the axis of the operand.
     """
     contracting, batches = numbers
     free = [free_axes(*of) for of in zip(ranks, contracting, batches, strict=True)]
@@ -89,15 +77,10 @@ def _read(operation: str, numbers: Any) -> DimensionNumbers:
         (lhs, rhs), (lhs_batch, rhs_batch) = numbers
         return (_whole(lhs), _whole(rhs)), (_whole(lhs_batch), _whole(rhs_batch))
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            message(
-                operation,
-                "`dimension_numbers`",
-                f"is {shown(numbers)}",
-                "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)) is needed",
-                "a matrix product is (((1,), (0,)), ((), ()))",
-            )
-        ) from error
+        got, remedy = f"is {shown(numbers)}", "a matrix product is (((1,), (0,)), ((), ()))"
+        needs = "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)) is needed"
+        text = message(operation, "`dimension_numbers`", got, needs, remedy)
+        raise TypeError(text) from error
 
 
 def _whole(axes: Any) -> Shape:
@@ -118,56 +101,35 @@ def _axes_of_both(
 
 def _axis(operation: str, name: str, axis: int, ndim: int) -> int:
     if not -ndim <= axis < ndim:
-        raise ValueError(
-            message(
-                operation,
-                f"`dimension_numbers` of `{name}`",
-                f"names axis {axis}",
-                f"`{name}` has {ndim} axes",
-                "name axes of the operand",
-            )
-        )
+        got, needs = f"names axis {axis}", f"`{name}` has {ndim} axes"
+        raise _wrong_axes(operation, name, got, needs, "name axes of the operand")
     return axis % ndim
+
+
+def _wrong_axes(operation: str, name: str, got: str, needs: str, remedy: str) -> ValueError:
+    return ValueError(message(operation, f"`dimension_numbers` of `{name}`", got, needs, remedy))
 
 
 def _mismatch(
     operation: str, kind: str, shapes: tuple[Shape, Shape], lhs_axes: Shape, rhs_axes: Shape
 ) -> ValueError:
-    return ValueError(
-        message(
-            operation,
-            f"{kind} axes {list(lhs_axes)} of `lhs` of shape {shapes[0]}",
-            f"meet axes {list(rhs_axes)} of `rhs` of shape {shapes[1]}",
-            "their sizes have to be equal",
-            "transpose an operand or name other axes",
-        )
-    )
+    operand = f"{kind} axes {list(lhs_axes)} of `lhs` of shape {shapes[0]}"
+    got = f"meet axes {list(rhs_axes)} of `rhs` of shape {shapes[1]}"
+    needs, remedy = "their sizes have to be equal", "transpose an operand or name other axes"
+    return ValueError(message(operation, operand, got, needs, remedy))
 
 
 def check_matmul(operation: str, lhs: Shape, rhs: Shape) -> None:
     for name, shape in (("lhs", lhs), ("rhs", rhs)):
         if not shape:
-            raise ValueError(
-                message(
-                    operation,
-                    f"`{name}`",
-                    "is a scalar",
-                    "at least one axis is needed",
-                    "multiply with `*`",
-                )
-            )
+            needs, remedy = "at least one axis is needed", "multiply with `*`"
+            raise ValueError(message(operation, f"`{name}`", "is a scalar", needs, remedy))
     if lhs[-1] != rhs[-2 if len(rhs) > 1 else 0]:
         raise _mismatch(
             operation, "contracting", (lhs, rhs), (len(lhs) - 1,), (max(len(rhs) - 2, 0),)
         )
     pairs = zip(reversed(lhs[:-2]), reversed(rhs[:-2]), strict=False)
     if any(a != b and 1 not in (a, b) for a, b in pairs):
-        raise ValueError(
-            message(
-                operation,
-                f"`lhs` of shape {lhs}",
-                f"meets `rhs` of shape {rhs}",
-                "leading axes have to be equal or 1",
-                "reshape an operand",
-            )
-        )
+        operand, got = f"`lhs` of shape {lhs}", f"meets `rhs` of shape {rhs}"
+        needs = "leading axes have to be equal or 1"
+        raise ValueError(message(operation, operand, got, needs, "reshape an operand"))

@@ -41,14 +41,8 @@ def parse(
 ) -> Einsum:
     """Reads `"...k,kn->...n"`-like subscripts of two operands.
 
-    Args:
-      operation: name for errors.
-      subscripts: letters by axis, `...` allowed; without `->` the letters found once, sorted.
-      lhs, rhs: shapes of the operands.
-      broadcast: whether a batch axis may have size 1 on one side.
-
-    Raises:
-      ValueError: the subscripts are not one dot of the two operands, or sizes differ.
+    Without `->` the letters found once, sorted, are the output. With `broadcast` a batch axis may
+    have size 1 on one side. Anything but one dot of the two operands is a ValueError.
     """
     if not isinstance(subscripts, str):
         raise _error(operation, subscripts, "a string is needed")
@@ -115,12 +109,5 @@ def _check_letters(operation: str, subscripts: str, lhs: str, rhs: str, out: str
 
 
 def _error(operation: str, subscripts: str, needs: str) -> ValueError:
-    return ValueError(
-        message(
-            operation,
-            "`subscripts`",
-            f"is {shown(subscripts)}",
-            needs,
-            "write one dot of two operands, as in 'bmk,kn->bmn'",
-        )
-    )
+    got, remedy = f"is {shown(subscripts)}", "write one dot of two operands, as in 'bmk,kn->bmn'"
+    return ValueError(message(operation, "`subscripts`", got, needs, remedy))

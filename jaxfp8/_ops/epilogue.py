@@ -47,15 +47,7 @@ def prepare(
 ) -> Prepared:
     """Checks an epilogue and lays its arrays out in the order of the dot.
 
-    Args:
-      operation: name for errors.
-      epilogue: the user's arguments.
-      out_shape: shape of the user's output.
-      order: `out_shape[i]` is axis `order[i]` of the dot's output.
-      out_dtype: dtype of the output.
-
-    Returns:
-      Its spec and the operands it adds to the call.
+    `out_shape[i]` is axis `order[i]` of the dot's output.
     """
     _check_activation(operation, epilogue.activation)
     _check_scale_is_given(operation, epilogue, out_dtype)
@@ -91,15 +83,10 @@ def choose_out_dtype(
     dtype = _default_out_dtype(sides) if preferred is None else checks.find_dtype(preferred)
     allowed = _WIDE_OUT + _dtypes.EIGHT_BIT
     if dtype not in allowed:
-        raise TypeError(
-            message(
-                operation,
-                "the output",
-                f"is to be {preferred if dtype is None else dtype}",
-                f"{_dtypes.names(allowed)} is needed",
-                "set `preferred_element_type`, for 8 bits together with `out_scale`",
-            )
-        )
+        got = f"is to be {preferred if dtype is None else dtype}"
+        needs = f"{_dtypes.names(allowed)} is needed"
+        remedy = "set `preferred_element_type`, for 8 bits together with `out_scale`"
+        raise TypeError(message(operation, "the output", got, needs, remedy))
     if dtype == _dtypes.INT32:
         _check_int32(operation, epilogue, sides, contracting_size)
     return dtype
@@ -122,102 +109,60 @@ def _check_int32(
     plain = all(_dtypes.is_int8(side.dtype) and side.scale is None for side in sides)
     extras = (epilogue.bias, epilogue.residual, epilogue.activation, epilogue.out_scale)
     if not plain or epilogue.return_amax or any(extra is not None for extra in extras):
-        raise TypeError(
-            message(
-                operation,
-                "an int32 output",
-                "was asked for",
-                "that is the bare sum of two integer operands without scale, bias, residual, "
-                "activation, out_scale or amax",
-                "pass the integer arrays themselves (`q.qvalue`), or ask for float32",
-            )
+        needs = (
+            "that is the bare sum of two integer operands without scale, bias, residual, "
+            "activation, out_scale or amax"
         )
+        remedy = "pass the integer arrays themselves (`q.qvalue`), or ask for float32"
+        raise TypeError(message(operation, "an int32 output", "was asked for", needs, remedy))
     largest = contracting_size * sides[0].max_abs * sides[1].max_abs
     if largest >= 2**31:
-        raise ValueError(
-            message(
-                operation,
-                "an int32 output",
-                f"sums {contracting_size} products and may reach {largest}",
-                "int32 ends at 2147483647",
-                "ask for float32 (`preferred_element_type=jnp.float32`), or split the contraction",
-            )
-        )
+        got = f"sums {contracting_size} products and may reach {largest}"
+        remedy = "ask for float32 (`preferred_element_type=jnp.float32`), or split the contraction"
+        needs = "int32 ends at 2147483647"
+        raise ValueError(message(operation, "an int32 output", got, needs, remedy))
 
 
 def _check_activation(operation: str, activation: str | None) -> None:
     if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(
-            message(
-                operation,
-                "`activation`",
-                f"is {shown(activation)}",
-                f"None or one of {', '.join(map(repr, ACTIVATIONS))} is needed",
-                "apply another one to the result",
-            )
-        )
+        got, remedy = f"is {shown(activation)}", "apply another one to the result"
+        needs = f"None or one of {', '.join(map(repr, ACTIVATIONS))} is needed"
+        raise ValueError(message(operation, "`activation`", got, needs, remedy))
 
 
 def _check_scale_is_given(operation: str, epilogue: Epilogue, out_dtype: np.dtype) -> None:
     eight_bit = _dtypes.is_eight_bit(out_dtype)
-    if eight_bit and epilogue.out_scale is None:
-        raise ValueError(
-            message(
-                operation,
-                "`out_scale`",
-                f"is missing for the output of {out_dtype}",
-                "an 8-bit output is `saturate(y / out_scale)`",
-                "pass `out_scale`, a scalar or one per row or column "
-                "(`amax / jnp.finfo(dtype).max` fills the range)",
-            )
-        )
-    if not eight_bit and epilogue.out_scale is not None:
-        raise ValueError(
-            message(
-                operation,
-                "`out_scale`",
-                f"is given for an output of {out_dtype}",
-                "it scales an 8-bit output",
-                "set `preferred_element_type` to an 8-bit type, or divide the result",
-            )
-        )
+    if eight_bit == (epilogue.out_scale is not None):
+        return
+    if eight_bit:
+        got = f"is missing for the output of {out_dtype}"
+        needs = "an 8-bit output is `saturate(y / out_scale)`"
+        remedy = "pass `out_scale`, a scalar or one per row or column "
+        remedy += "(`amax / jnp.finfo(dtype).max` fills the range)"
+    else:
+        got, needs = f"is given for an output of {out_dtype}", "it scales an 8-bit output"
+        remedy = "set `preferred_element_type` to an 8-bit type, or divide the result"
+    raise ValueError(message(operation, "`out_scale`", got, needs, remedy))
 
 
 def _check_out_scale_value(operation: str, out_scale: Any) -> None:
     if isinstance(out_scale, int | float) and not 0 < np.float32(out_scale) < np.inf:
-        raise ValueError(
-            message(
-                operation,
-                "`out_scale`",
-                f"is {out_scale}",
-                "a positive, finite float32 is needed",
-                "`amax / jnp.finfo(dtype).max` fills the range of the output",
-            )
-        )
+        got, needs = f"is {out_scale}", "a positive, finite float32 is needed"
+        remedy = "`amax / jnp.finfo(dtype).max` fills the range of the output"
+        raise ValueError(message(operation, "`out_scale`", got, needs, remedy))
 
 
 def _check_addend(operation: str, name: str, value: ArrayLike, out_shape: Shape) -> jax.Array:
     array = as_array(operation, name, value)
     if array.dtype not in _dtypes.WIDE_FLOAT:
-        raise TypeError(
-            message(
-                operation,
-                f"`{name}`",
-                f"is a {array.dtype} array",
-                f"{_dtypes.names(_dtypes.WIDE_FLOAT)} is needed",
-                "cast it with `.astype(jnp.float32)`",
-            )
-        )
+        got, needs = f"is a {array.dtype} array", f"{_dtypes.names(_dtypes.WIDE_FLOAT)} is needed"
+        remedy = "cast it with `.astype(jnp.float32)`"
+        raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
     missing = len(out_shape) - array.ndim
     shape = (1,) * missing + array.shape
     if missing < 0 or any(s not in (1, o) for s, o in zip(shape, out_shape, strict=True)):
-        raise ValueError(
-            message(
-                operation,
-                f"`{name}`",
-                f"has shape {array.shape}",
-                f"it broadcasts over the output of shape {out_shape}",
-                "give it the last axes of the output, each of size 1 or full",
-            )
-        )
+        got = f"has shape {array.shape}"
+        needs = f"it broadcasts over the output of shape {out_shape}"
+        remedy = "give it the last axes of the output, each of size 1 or full"
+        raise ValueError(message(operation, f"`{name}`", got, needs, remedy))
     return array.reshape(shape)

@@ -103,20 +103,7 @@ def why_not(spec: ScaledDotSpec) -> Objection | None:
 def int8_dot(
     operation: str, spec: ScaledDotSpec, values: dict[str, Any], out_sharding: Any = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The scaled dot of `spec`, computed in int8.
-
-    Args:
-      operation: name for errors.
-      spec: the product as written.
-      values: its operands by name, as `scaled_dot` takes them.
-      out_sharding: of the output along explicit mesh axes.
-
-    Returns:
-      The output and the amax, as `scaled_dot` returns them.
-
-    Raises:
-      ValueError: the product cannot be computed in int8.
-    """
+    """The scaled dot of `spec`, computed in int8; operands and results as of `scaled_dot`."""
     if (objection := why_not(spec)) is not None:
         parts = (objection.operand, objection.got, objection.needs, objection.remedy)
         raise ValueError(message(f'{operation}, compute="int8"', *parts))
@@ -125,12 +112,7 @@ def int8_dot(
 
 
 def lost(x: jax.Array, contracting: Shape) -> jax.Array:
-    """The share of each line's values rounded from nonzero to 0 in int8.
-
-    Args:
-      x: an operand in floats.
-      contracting: the axes of a line.
-    """
+    """The share of each line's values rounded from nonzero to 0 in int8."""
     x = x.astype(jnp.float32)
     codes, _ = rounded(x, contracting)
     is_value = (x != 0) & jnp.isfinite(x)

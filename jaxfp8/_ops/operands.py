@@ -136,15 +136,10 @@ def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
     """Checks both operands of an operation; one of them must be 8-bit."""
     sides = as_side(operation, "lhs", lhs), as_side(operation, "rhs", rhs)
     if not any(dtypes.is_eight_bit(side.dtype) for side in sides):
-        raise TypeError(
-            message(
-                operation,
-                "`lhs` and `rhs`",
-                f"are {sides[0].dtype} and {sides[1].dtype} arrays",
-                "one of them has to be 8-bit",
-                "make a QArray with `jaxfp8.quantize`, or use the function of jax.numpy",
-            )
-        )
+        got = f"are {sides[0].dtype} and {sides[1].dtype} arrays"
+        needs = "one of them has to be 8-bit"
+        remedy = "make a QArray with `jaxfp8.quantize`, or use the function of jax.numpy"
+        raise TypeError(message(operation, "`lhs` and `rhs`", got, needs, remedy))
     return sides
 
 
@@ -170,7 +165,10 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
     if dtypes.is_eight_bit(array.dtype):
         return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=None)
     if array.dtype not in dtypes.WIDE_FLOAT:
-        raise TypeError(_not_an_operand(operation, name, f"a {array.dtype} array"))
+        known = dtypes.names(dtypes.EIGHT_BIT + dtypes.WIDE_FLOAT)
+        got, needs = f"is a {array.dtype} array", f"a QArray or an array of {known} is needed"
+        remedy = f"quantize `{name}` with `jaxfp8.quantize` or cast it to float32"
+        raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
     return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=array.dtype)
 
 
@@ -206,13 +204,3 @@ def _quantized(operation: str, name: str, q: QArray) -> dict[str, Any]:
 
 def _one_tile(array: jax.Array) -> Shape:
     return tuple(max(size, 1) for size in array.shape)
-
-
-def _not_an_operand(operation: str, name: str, got: str) -> str:
-    return message(
-        operation,
-        f"`{name}`",
-        f"is {got}",
-        f"a QArray or an array of {dtypes.names(dtypes.EIGHT_BIT + dtypes.WIDE_FLOAT)} is needed",
-        f"quantize `{name}` with `jaxfp8.quantize` or cast it to float32",
-    )

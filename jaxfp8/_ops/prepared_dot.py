@@ -22,23 +22,10 @@ def prepared_dot(
     values: dict[str, Any],
     out_sharding: PartitionSpec | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Binds a scaled dot with a prepared right side.
+    """Binds a scaled dot with a prepared right side; `spec` is in the user's axes.
 
     K becomes quads x 4, and the columns become groups x 64. For the call below it is a scaled dot
     like any other.
-
-    Args:
-      operation: name for errors.
-      rhs: the right side.
-      spec: the problem in the user's axes.
-      values: its operands by name; those of the right side are packed.
-      out_sharding: of the output in the user's axes, along explicit mesh axes.
-
-    Returns:
-      The output and the amax, of the shapes in `spec`.
-
-    Raises:
-      ValueError: the weight was prepared for another product, or tiles of lhs cut quads.
     """
     _check_columns(operation, rhs, spec)
     lhs = _split_left(operation, spec.lhs)

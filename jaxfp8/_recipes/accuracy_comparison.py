@@ -29,13 +29,8 @@ def compared(
 ) -> AccuracyReport:
     """The report on a model, after it has run.
 
-    Args:
-      operation: name for warnings.
-      recorder: the measurements of its layers.
-      exact, got: outputs of the float model and of the 8-bit one.
-      wide: gives those of the model with dequantised weights; None if it cannot.
-      is_whole: whether the float weights are known. If they are not, `exact` is of dequantised
-        ones, and a warning says so.
+    `wide` gives the outputs of the model with dequantised weights; None if it cannot. If the float
+    weights are unknown (`is_whole`), `exact` is of dequantised ones, and a warning says so.
     """
     rows = sorted(recorder.rows(), key=lambda row: (not math.isnan(row.sqnr), row.sqnr))
     total = accuracy.compare(exact, got)

@@ -15,18 +15,7 @@ from jaxfp8._value.qarray import QArray, as_bytes, check_qarray, from_bytes, sca
 def lookup(table: QArray, indices: ArrayLike, dtype: DTypeLike | None = None) -> jax.Array:
     """`dequantize(table)[indices]`; only the rows at `indices` are widened.
 
-    Args:
-      table: of shape (rows, features), with scales of any tiles.
-      indices: integers of any shape; a negative one counts from the end, and one out of range
-        gives NaN, as in Flax.
-      dtype: float32, bfloat16 or float16; by default `table.dtype`.
-
-    Returns:
-      An array of shape `(*indices.shape, features)`.
-
-    Raises:
-      TypeError: `indices` are not integers.
-      ValueError: `table` does not have two axes.
+    A negative index counts from the end, and one out of range gives NaN, as in Flax.
     """
     operation = "jaxfp8.lookup"
     check_qarray(table, operation, "table")

@@ -16,13 +16,7 @@ from jaxfp8._value.transposed import TransposedArray
 def recipe_for(
     q: QArray | TransposedArray, recipe: Recipe, contracting: Shape, batch: Shape
 ) -> Recipe:
-    """`recipe` for activations, with the weight's part derived from `q`.
-
-    Args:
-      q: the weight.
-      recipe: the recipe asked for; it is returned as it is if it says the same of weights.
-      contracting, batch: axes of the weight's product.
-    """
+    """`recipe` for activations, with the weight's part derived from `q` if it differs."""
     own = quantization_of(q, contracting, batch)
     for known in (recipe, FP8_W8A16, INT8_W8A16):
         alike = (known.activation, known.compute) == (recipe.activation, recipe.compute)

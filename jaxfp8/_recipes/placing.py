@@ -101,13 +101,8 @@ def assign(
 ) -> dict[str, Names]:
     """The names of the tensors for each parameter, by path.
 
-    Static scales of inputs that their layers do not take may be left over.
-
-    Warns:
-      FallbackWarning: `keep` or a path in `mapping` selects nothing.
-
-    Raises:
-      ValueError: a parameter has no tensor, or a tensor no parameter; it lists them all.
+    Static scales of inputs that their layers do not take may be left over. A ValueError lists all
+    parameters without a tensor, and all tensors without a parameter.
     """
     check_mapping(operation, "tensors", tensors)
     if mapping is not None and not callable(mapping):
@@ -186,12 +181,7 @@ def shape_of(tensors: Mapping[str, Any], name: str) -> Any:
 
 
 def check(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]) -> Any:
-    """The future value of a parameter, as shapes; no tensor of an open checkpoint is read.
-
-    Raises:
-      ValueError: shapes do not fit.
-      TypeError: a tensor is not an array, or is in 8 bits but not a layer's weight.
-    """
+    """The future value of a parameter, as shapes; no tensor of an open checkpoint is read."""
     shapes = {name: _struct(operation, name, tensors) for name in all_names(names)}
     return jax.eval_shape(lambda held: _filled(operation, place, names, held.__getitem__), shapes)
 
@@ -367,11 +357,7 @@ def _split(operation: str, place: Place, name: str, value: Any, sizes: Shape, fr
 
 
 def stack(operation: str, name: str, values: Sequence[Any]) -> Any:
-    """Arrays of one kind as one with a new first axis; 8-bit ones keep their codes.
-
-    Raises:
-      ValueError: they are of several kinds.
-    """
+    """Arrays of one kind as one with a new first axis; 8-bit ones keep their codes."""
     _check_kinds(operation, name, values)
     if _in_8_bits(values[0]):
         return joining.stacked(operation, name, values, 0)

@@ -63,16 +63,7 @@ class Rule:
 
 
 def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
-    """Rules from a recipe, a rule, a rule of qwix, or a sequence of these; the first match counts.
-
-    Args:
-      recipe: any of these.
-      operation: name for errors.
-
-    Raises:
-      TypeError: `recipe` is none of these.
-      ValueError: a rule of qwix has no equivalent recipe.
-    """
+    """Rules from a recipe, a rule, a rule of qwix, or a sequence of these, in order."""
     if isinstance(recipe, Recipe):
         return (Rule(recipe=recipe),)
     if isinstance(recipe, Rule):

@@ -85,15 +85,8 @@ class ScalingState:
 def check_scalings(operation: str, scalings: Mapping[str, Scaling | None]) -> None:
     """Refuses states trained by an optimiser, as far as they are known: tracers pass.
 
-    Args:
-      operation: name for messages.
-      scalings: by the name of their operand.
-
-    Raises:
-      ValueError: a scale or an amax is negative.
-
-    Warns:
-      UserWarning: an amax is not finite or a scale is 0. Flax writes these.
+    A negative scale or amax is an error. One that is not finite, or a scale of 0, is a warning:
+    Flax writes these.
     """
     for name, scaling in scalings.items():
         for field in dataclasses.fields(Scaling) if scaling else ():
@@ -127,13 +120,7 @@ def _check_values(operation: str, operand: str, values: np.ndarray) -> None:
 def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
     """The state after a step: its scale, and the largest magnitude in the history.
 
-    Args:
-      old: the state before; of float32, or of a convertible dtype with maximum as its addition.
-      scale: the divisor of the tensor, a float32 scalar.
-      magnitudes: the finite magnitudes of the tensor, or the largest of them; float32.
-
-    Returns:
-      The new state, of the dtypes and shapes of the old one.
+    `old` is of float32, or of a convertible dtype with maximum as its addition; so is the result.
     """
     history = jax.lax.convert_element_type(old.amax_history, jnp.float32)
     history = jnp.roll(history, -1).at[0].set(_amax_of_all(magnitudes, history))

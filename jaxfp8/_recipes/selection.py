@@ -126,16 +126,11 @@ def unknown_names(
 ) -> list[str]:
     """A sentence for each unknown name of a mapping or collection; none if `given` is neither."""
     names = given if isinstance(given, Mapping | Collection) else ()
+    needs = f"it is none of {len(known)} {what}"
+    unknown = [(name, nearest(str(name), known)) for name in names if name not in known]
     return [
-        message(
-            operation,
-            f"`{argument}`",
-            f"names {name!r}",
-            f"it is none of {len(known)} {what}",
-            _remedy(what, nearest(str(name), known)),
-        )
-        for name in names
-        if name not in known
+        message(operation, f"`{argument}`", f"names {name!r}", needs, _remedy(what, near))
+        for name, near in unknown
     ]
 
 

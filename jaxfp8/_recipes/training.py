@@ -253,14 +253,7 @@ _product.defvjp(_forward, _backward)
 
 
 def _gradient(problem: _Problem, side: int, g: Codes, other: Codes) -> jax.Array:
-    """The gradient of one operand, its axes in the operand's order.
-
-    Args:
-      problem: the product.
-      side: 0 for the gradient of lhs, 1 for rhs.
-      g: the gradient of the output.
-      other: the other operand.
-    """
+    """The gradient of one operand (0 for lhs, 1 for rhs), its axes in the operand's order."""
     like, precision = problem.types[side], problem.recipe.backward_precision
     lhs, rhs = problem.types
     numbers, order = of_gradient(problem.numbers, (len(lhs.shape), len(rhs.shape)), side)

@@ -50,17 +50,8 @@ def encode_for_products(
 
     The products sum over different axes. With one scale for the whole tensor both have the same
     codes. On a GPU each has them in its fastest layout. With a scale per row, scales may not vary
-    along the summed axes, so the tensor is quantised twice.
-
-    Args:
-      recipe: how tensors are scaled.
-      dtype: the 8-bit dtype.
-      x: the tensor.
-      old: its delayed scaling, if it has one.
-      summed: the contracted axes of each product.
-      batch: the batch axes.
-      both: whether the second product takes place. Otherwise only the first codes are of use.
-      training: whether this is a training step. It pays for no amax in front of the codes.
+    along the summed axes, so the tensor is quantised twice. Unless `both`, only the first codes are
+    of use. A training step pays for no amax in front of the codes.
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
         outside = functools.partial(scale_outside_training, x=x)

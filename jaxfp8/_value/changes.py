@@ -134,13 +134,9 @@ class Changes:
 def change(
     path: str, kind: type, before: Any, after: Any, *, recipe: str = "", reason: str = ""
 ) -> Change:
-    """The row of a weight.
+    """The row of a weight before and after: arrays, 8-bit arrays, shapes, or dictionaries.
 
-    Args:
-      path, kind: of its layer; of the weight itself and its module if the layer has no 8-bit twin.
-      before, after: arrays, or held in 8 bits; shapes will do, and the arrays in a dictionary.
-      recipe: for the changed weight.
-      reason: against a change.
+    `path` and `kind` are of its layer, or of the weight and its module without an 8-bit twin.
     """
     return Change(
         path=path,
@@ -181,13 +177,7 @@ def _layer(kind: type) -> str:
 
 
 def has_no_row(kind: type, name: str, axes: int) -> bool:
-    """Whether a parameter is too small to be listed: a bias or scale, stacked or not, or a vector.
-
-    Args:
-      kind: class of its module.
-      name: its name there.
-      axes: the number of its axes.
-    """
+    """Whether a parameter is too small to be listed: a bias or scale of a layer, or a vector."""
     return axes < 2 or (name in ("bias", "scale") and _layer(kind) != "")
 
 

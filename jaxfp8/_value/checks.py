@@ -61,15 +61,12 @@ def as_precision(operation: str, precision: Any) -> str:
     try:
         lhs, rhs = map(jax.lax.Precision, pair)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            message(
-                operation,
-                "`precision`",
-                f"is {shown(precision)}",
-                "None, a jax.lax.Precision, or a pair of them is needed",
-                "pass jax.lax.Precision.DEFAULT or HIGHEST",
-            )
-        ) from error
+        got, needs = (
+            f"is {shown(precision)}",
+            "None, a jax.lax.Precision, or a pair of them is needed",
+        )
+        remedy = "pass jax.lax.Precision.DEFAULT or HIGHEST"
+        raise ValueError(message(operation, "`precision`", got, needs, remedy)) from error
     return "default" if lhs == rhs == jax.lax.Precision.DEFAULT else "highest"
 
 

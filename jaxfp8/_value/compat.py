@@ -159,13 +159,7 @@ def varying_axes(array: Any) -> frozenset[Any]:
 def output_aval(
     avals: Sequence[Any], shape: tuple[int, ...], dtype: Any, sharding: Any = None
 ) -> Any:
-    """The abstract output of an operation; `vary_alike` has prepared its inputs.
-
-    Args:
-      avals: the inputs.
-      shape, dtype: of the output.
-      sharding: of the output along explicit mesh axes, or None.
-    """
+    """The abstract output of an operation; `vary_alike` has prepared its inputs."""
     if sharding is not None:
         return avals[0].update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
     for aval in avals:

@@ -8,11 +8,7 @@ import tempfile
 
 
 def write_whole(path: str, content: str | bytes) -> None:
-    """Write a whole file or none: the old file stays until the new one is on disk.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Write a whole file or none: the old file stays until the new one is on disk."""
     folder, name = os.path.split(os.path.abspath(path))
     data = content.encode() if isinstance(content, str) else content
     descriptor, part = tempfile.mkstemp(dir=folder, prefix=f".{name}.")

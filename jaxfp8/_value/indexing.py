@@ -18,17 +18,7 @@ _REMEDY = "index along whole tiles, or dequantise it first"
 
 
 def part(q: Any, index: Any, tiles: Shape) -> Any:
-    """`q[index]`, as for a JAX array if the scales allow it.
-
-    Args:
-      q: a `QArray`.
-      index: an int (a traced scalar, too), a slice, None, `...` or one array of ints, or a tuple.
-      tiles: size of the tile by axis.
-
-    Raises:
-      IndexError: there is no such axis or place, or it cuts a tile.
-      TypeError: an index is something else.
-    """
+    """`q[index]` of a `QArray` with tiles of these sizes, as for a JAX array if scales allow it."""
     along, axis = [], 0
     for entry in entries(q, index):
         along.append(_New() if entry is None else _Along(entry, axis, q.shape[axis], tiles[axis]))
@@ -48,11 +38,7 @@ def part(q: Any, index: Any, tiles: Shape) -> Any:
 
 
 def entries(q: Any, index: Any) -> list[Any]:
-    """An index with an entry for every axis, and None for each new one.
-
-    Raises:
-      IndexError: it names more axes than there are, or has two ellipses.
-    """
+    """An index with an entry for every axis, and None for each new one."""
     given = list(index) if isinstance(index, tuple) else [index]
     places = [place for place, entry in enumerate(given) if entry is Ellipsis]
     named = sum(entry is not None and entry is not Ellipsis for entry in given)

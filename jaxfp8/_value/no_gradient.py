@@ -20,17 +20,10 @@ from jaxfp8._value.transposed import TransposedArray
 
 
 def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
-    """`q` itself; differentiating with respect to its codes is an error. Its scale may be.
+    """`q` itself; a gradient with respect to its FP8 codes is an error with these words.
 
     The gradient of an FP8 array is an FP8 array itself. It does not saturate, and an optimiser
-    would apply it as a step. JAX refuses gradients of integers by itself.
-
-    Args:
-      q: a `QArray`, a view of one, or a prepared one; anything else is returned as it is.
-      operation, operand, remedy: words of the error.
-
-    Raises:
-      TypeError: when differentiated with respect to the codes.
+    would apply it as a step. JAX refuses gradients of integers by itself. Scales have gradients.
     """
     if isinstance(q, PreparedArray):
         packed = constant_codes(q.packed, operation, operand, remedy)

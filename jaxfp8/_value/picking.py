@@ -25,14 +25,9 @@ bytes_to_pick_p = Primitive("bytes_to_pick")
 
 
 def bytes_to_pick(x: jax.Array | np.ndarray, places: Sequence[Any]) -> jax.Array:
-    """The bytes of an array, for a slice or gather of them.
+    """The bytes of an array of a one-byte float dtype, for a slice or gather at traced places.
 
-    Args:
-      x: of a one-byte float dtype: FP8, or float8_e8m0fnu.
-      places: the traced indices of the slice. They do not change the result.
-
-    Returns:
-      uint8 of the shape of `x`, without a derivative.
+    The places do not change the result. It has no derivative.
     """
     return bytes_to_pick_p.bind(*compat.vary_alike([x, *places]))
 

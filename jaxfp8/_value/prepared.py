@@ -206,12 +206,7 @@ def is_held_or_qwix(leaf: Any) -> bool:
 
 
 def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
-    """Checks the invariants of a `PreparedArray`.
-
-    Raises:
-      TypeError, ValueError: as `check_qarray`; or its axes are not those of `prepare`'s result, as
-        after slicing an axis it needs.
-    """
+    """Checks the invariants of a `PreparedArray`; slicing an axis that it needs breaks them."""
     check_qarray(stored(p.packed), operation, operand)
     if p.is_whole:
         _check_whole(p, operation, operand)
@@ -309,14 +304,7 @@ def why_not(q: QArray | TransposedArray, contracting: int) -> str:
 def why_not_layer(
     q: QArray | TransposedArray, contracting: Shape, rank: int, *, meets_8_bits: bool
 ) -> str:
-    """The same for a layer.
-
-    Args:
-      q: its weight.
-      contracting: the contracted axes, as for the weight of an unstacked layer.
-      rank: of that weight.
-      meets_8_bits: whether activations are in 8 bits.
-    """
+    """The same for the weight of a layer; axes and rank are those of an unstacked one."""
     if not meets_8_bits and _platform(stored(q)) != "cpu":
         return ON_GPU
     if len(contracting) != 1:

@@ -18,13 +18,7 @@ _ERASE = "\r\x1b[K"
 def progress(
     title: str, total: int, shown: Callable[[int], str] = str
 ) -> Iterator[Callable[..., None]]:
-    """Gives a function to call after each lot of work, with its amount and its name.
-
-    Args:
-      title: name of the work.
-      total: the whole amount.
-      shown: an amount as text.
-    """
+    """Gives a function to call after each lot of work, with its amount and its name."""
     if not sys.stderr.isatty():
         yield lambda done, what="": None
         return

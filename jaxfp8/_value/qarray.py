@@ -248,12 +248,10 @@ def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]
 
 
 def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
-    """Scale and zero point of a checked `q`, both with one entry per tile, and the tiles.
+    """Scale and zero point of a checked `q`, both with one entry per tile, and the tiles by axis.
 
-    Returns:
-      The scale and the zero point or None in their own dtypes, both of shape
-      `tile_counts(q.shape, tiles)`; and `tiles`, with a size per axis. The gradient of the scale
-      passes; a float8_e8m0fnu scale has none, and becomes float32.
+    They have their own dtypes. The gradient of the scale passes; a float8_e8m0fnu scale has none,
+    and becomes float32.
     """
     entries = tuple(min(n, size) for n, size in zip(_entries(q), q.shape, strict=True))
     scale = jnp.asarray(q.scale)
@@ -269,10 +267,7 @@ def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
 
 
 def check_qarray(q: Any, operation: str, operand: str) -> None:
-    """Checks the type of `q`, a `QArray` of data, and its invariants.
-
-    Args and errors are those of `check_shapes`.
-    """
+    """Checks the type of `q`, a `QArray` of data, and its invariants, as `check_shapes` does."""
     check_shapes(q, operation, operand)
     for name, leaf in (("qvalue", q.qvalue), ("scale", q.scale), ("zero_point", q.zero_point)):
         if leaf is not None and not has_data(leaf):
@@ -284,14 +279,8 @@ def check_qarray(q: Any, operation: str, operand: str) -> None:
 def check_shapes(q: Any, operation: str, operand: str) -> None:
     """Checks the invariants of `QArray` as far as shapes and dtypes show them.
 
-    Args:
-      q: the user's argument.
-      operation: public name of the called function, such as "jaxfp8.matmul".
-      operand: name of its argument, such as "rhs".
-
-    Raises:
-      TypeError: `q` is no QArray, a leaf is no array, or a leaf has a wrong dtype.
-      ValueError: shapes or tiles contradict each other.
+    Errors name the public `operation` and its `operand`: a TypeError for types and dtypes, a
+    ValueError for shapes and tiles that contradict each other.
     """
     _check_leaves(q, operation, operand)
     _check_dtypes(q, operation, operand)

@@ -62,12 +62,7 @@ def choose_scale(
 ) -> jax.Array:
     """The smallest float32 scale without saturation of finite values in a tile; 0 if all are 0.
 
-    Args:
-      x: float32 values; NaN and infinities are ignored.
-      grain: the tiles that share a scale.
-      dtype: the 8-bit dtype.
-      zero_point: the integer code of zero, or None.
-      choose_zero: whether the zero point will be chosen to suit the scale.
+    `x` is float32; NaN and infinities are ignored. With `choose_zero` a zero point will suit it.
     """
     lowest, highest = finite_range(dtype)
     if choose_zero:

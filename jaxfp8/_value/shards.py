@@ -13,17 +13,9 @@ from jaxfp8._value.spec import Shape
 
 
 def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int]) -> None:
-    """Refuses shards that cut a tile of `x`, if the sharding of `x` is known.
+    """Refuses shards that cut a tile of `x` (sizes by axis), if the sharding of `x` is known.
 
     It is known of a concrete array, and of a traced one on a mesh with explicit axes.
-
-    Args:
-      operand: the name of `x` in the error.
-      x: an array, perhaps traced.
-      tiles: size of the tile by axis.
-
-    Raises:
-      ValueError: a tile does not divide the shards of its axis.
     """
     check_tiles_fit("jaxfp8.Quantization", operand, x.shape, _sharding(x), tiles)
 
@@ -31,17 +23,7 @@ def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int])
 def check_tiles_fit(
     operation: str, operand: str, shape: Shape, sharding: Any, tiles: Mapping[int, int]
 ) -> None:
-    """Refuses shards that cut a tile of a future array.
-
-    Args:
-      operation, operand: their names in the error.
-      shape: shape of the array.
-      sharding: only a `NamedSharding` is checked.
-      tiles: size of the tile by axis.
-
-    Raises:
-      ValueError: a tile does not divide the shards of its axis.
-    """
+    """Refuses shards that cut a tile of a future array; only a `NamedSharding` is checked."""
     for axis, parts in _parts(sharding).items():
         tile = tiles.get(axis, shape[axis])
         if parts > 1 and tile < shape[axis] and (shape[axis] // parts) % tile:

@@ -16,14 +16,9 @@ def map_tiles(
 ) -> jax.Array:
     """`fun(x, *shared)` elementwise; each entry of a shared array goes with one tile of `x`.
 
-    An axis of one tile, or of tiles of one, broadcasts. Tiles that divide their axis take a
-    reshape. Only for a partial tile are the shared arrays repeated to the size of the axis.
-
-    Args:
-      fun: elementwise function of broadcastable arrays.
-      x: array of any shape.
-      shared: arrays of rank 0 or of the rank of `x`, each axis 1 or one entry per tile.
-      tiles: size of the tile on each axis.
+    Shared arrays have rank 0 or that of `x`, each axis 1 or one entry per tile. An axis of one
+    tile, or of tiles of one, broadcasts. Tiles that divide their axis take a reshape. Only for a
+    partial tile are the shared arrays repeated to the size of the axis.
     """
     shared = [_repeat_partial(s, x.shape, tiles) for s in shared]
     split = tuple(_split(axis, x.shape, shared) for axis in range(x.ndim))

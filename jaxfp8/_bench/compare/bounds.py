@@ -53,15 +53,7 @@ class Check:
 
 
 def check(way: Way, data: Data, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
-    """Compares held operands and their product with the bounds.
-
-    Args:
-      way: the way to multiply.
-      data: the float operands.
-      x, w: them as stored.
-      y: the product of these.
-      platform: "cpu" or "cuda".
-    """
+    """Compares held operands and their product with the bounds."""
     product = _product_in_terms if way.recipe.terms is not None else _product
     checks = [
         _operand("x", x, data.x),

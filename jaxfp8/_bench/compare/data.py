@@ -73,11 +73,7 @@ def name_of(shape: Shape, source: str) -> str:
 
 
 def loaded(text: str, rows: int) -> Data:
-    """The operands in files: "W.npy", with `rows` rows of normal values, or "X.npy,W.npy".
-
-    Raises:
-      ValueError: a file is no matrix of finite floats, or the two do not fit.
-    """
+    """The operands in files: "W.npy", with `rows` rows of normal values, or "X.npy,W.npy"."""
     paths = text.split(",")
     if len(paths) > 2:
         raise ValueError(f"--data {text}: that is none of {FORM}")

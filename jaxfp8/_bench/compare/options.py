@@ -69,12 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> Plan[Compared]:
-    """The plan for the options.
-
-    Raises:
-      ValueError: options are wrong; the message has a remedy.
-      LibraryError: the kernel library cannot be used.
-    """
+    """The plan for the options."""
     if options.time and options.no_time:
         raise ValueError("--time and --no-time: give one of them")
     if options.plot and options.no_time:

@@ -82,11 +82,7 @@ def library_or_none(platform: str) -> ctypes.CDLL | None:
 
 
 def ensure_registered(platform: str) -> None:
-    """Registers the custom call of `platform` with XLA, once per process.
-
-    Raises:
-      LibraryError: the library is missing, cannot be loaded or does not fit this jaxlib.
-    """
+    """Registers the custom calls of `platform` with XLA, once; or raises `LibraryError`."""
     with _LOCK:
         if platform in _REGISTERED:
             return
@@ -99,9 +95,8 @@ def register_ahead() -> None:
     """Registers fitting libraries before there is a backend; it starts none.
 
     An exported program names its custom calls, and XLA looks for them before any code of this
-    package runs. XLA keeps handlers for a backend that starts later, and the backend fails if it
-    refuses one. A library not known to fit is therefore left to its first use, and is an error
-    there.
+    package runs. A backend fails if it refuses a handler. So an unfit library waits for its first
+    use.
     """
     if running_api_version() is None:
         return
@@ -198,19 +193,12 @@ def peak_products(kind: str, rounds: int) -> int:
     """Runs a loop of products ("f32", "bf16", "int8" or "avx2") and returns its operations.
 
     0 if the CPU has no instruction of this kind.
-
-    Raises:
-      LibraryError: there is no CPU library.
     """
     return _library("cpu").jaxfp8_cpu_peak_products(kind.encode(), rounds)
 
 
 def peak_read(address: int, size: int) -> int:
-    """Reads `size` bytes of memory and returns a value made from them.
-
-    Raises:
-      LibraryError: there is no CPU library.
-    """
+    """Reads `size` bytes of memory and returns a value made from them."""
     return _library("cpu").jaxfp8_cpu_peak_read(address, size)
 
 
@@ -278,15 +266,9 @@ def cuda_paths(
 ) -> dict[str, str] | str:
     """The paths of the CUDA library for a canonical problem, best first; needs no GPU.
 
-    Args:
-      spec: the canonical problem.
-      compute_capability: 10 * major + minor.
-      cublaslt_version: such as 130100; 0 for none.
-      kernel: "" for the best path; "int8" for those that compute FP8 in int8.
-
-    Returns:
-      For each path the reason why it cannot, or "" if it can; the first able path is taken. Or one
-      sentence: why none can, or why there is no library.
+    For each path the reason why it cannot, or "" if it can; the first able path is taken. Or one
+    sentence: why none can, or why there is no library. With `kernel` "int8", paths that compute FP8
+    in int8.
     """
     library = library_or_none("cuda")
     if library is None:

@@ -54,30 +54,13 @@ def is_strict() -> bool:
 
 
 def tell_gathered(what: str, reason: str) -> None:
-    """Warns of a call on a mesh with operands gathered by XLA; once per reason.
-
-    Args:
-      what: the problem in words.
-      reason: why, and what to change.
-
-    Raises:
-      UnsupportedError: inside `strict`.
-    """
+    """Warns of a call with operands gathered by XLA, once per reason; an error in `strict`."""
     text = f"on this mesh XLA gathers operands of {what}: {reason}"
     warn_once(text, "or leave `jaxfp8.strict()` to allow that", reason)
 
 
 def warn_once(text: str, remedy: str, about: Hashable) -> None:
-    """Warns of a slow call, once; inside `strict` it is an error.
-
-    Args:
-      text: the slow call, and why.
-      remedy: advice for the error.
-      about: a key for the reason.
-
-    Raises:
-      UnsupportedError: inside `strict`.
-    """
+    """Warns of a slow call, once per key `about`; an error with the remedy in `strict`."""
     if is_strict():
         raise errors.UnsupportedError(f"{text}; {remedy}.")
     if about not in _WARNED:

@@ -14,15 +14,9 @@ KERNEL_PLATFORMS = ("cpu", "cuda")
 
 
 def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
-    """Says why no kernel of `platform` takes `spec`, or None if one does.
+    """Says why no kernel of `platform` takes `spec`, as a clause; None if one does.
 
-    Args:
-      spec: the scaled dot.
-      platform: "cpu", "cuda", "rocm" or "tpu", as `jax.default_backend()` and lowering name them.
-
-    Returns:
-      A clause to put behind "because". Libraries that fail to load have their reason in
-      `jaxfp8._call.library.ffi.why_unavailable`.
+    Libraries that fail to load have their reason in `jaxfp8._call.library.ffi.why_unavailable`.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if platform not in KERNEL_PLATFORMS:

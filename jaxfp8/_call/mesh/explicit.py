@@ -52,12 +52,8 @@ def mesh_of(avals: Iterable[Any]) -> Any:
 def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
     """The lowering rule of a primitive, as a `shard_map` over explicit mesh axes.
 
-    If the types name no explicit axis, `rule` lowers the call.
-
-    Args:
-      rule: lowers the call if no explicit axis splits it.
-      parts: from the types of the operands and the parameters of the primitive, its factors and
-        the call on shards.
+    If the types name no explicit axis, `rule` lowers the call. `parts` gives the factors and the
+    call on shards, from the types of the operands and the parameters of the primitive.
     """
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -127,11 +123,6 @@ def choose_shards(
 
     A contracted factor keeps a mesh axis if the axis splits it in all its operands: a gradient is
     summed over devices, as in float code.
-
-    Args:
-      mesh: an abstract mesh.
-      factors: which axes are split together.
-      operands, results: types of the arrays.
     """
     arrays = list(map(_Array.of, operands, factors.operands))
     outputs = list(map(_Array.of, results, factors.results))
@@ -150,16 +141,10 @@ def choose_shards(
 def bytes_sent(
     shards: Shards, factors: Factors, operands: Sequence[Any], results: Sequence[Any]
 ) -> dict[str, int]:
-    """Bytes sent between devices, for each array; as if each mesh axis were the only one.
+    """Bytes sent between devices, as if each mesh axis were the only one.
 
-    Args:
-      shards: the split of the call.
-      factors: which axes are split together.
-      operands, results: types of the arrays.
-
-    Returns:
-      Bytes by "operand 0", ..., "result 0", ... and "sums". A gather or an exchange counts once, an
-      all-reduce twice. Unmoved arrays are not listed.
+    They are keyed "operand 0", ..., "result 0", ... and "sums"; unmoved arrays are not listed. A
+    gather or an exchange counts once, an all-reduce twice.
     """
     sent: collections.Counter[str] = collections.Counter()
     arrays = list(map(_Array.of, operands, factors.operands))
@@ -232,15 +217,7 @@ def _moved(array: _Array, have: str | None, want: str | None, devices: int) -> f
 def with_whole_tiles(
     spec: ScaledDotSpec, named: dict[str, Any]
 ) -> tuple[ScaledDotSpec, dict[str, Any]]:
-    """The problem with smaller tiles if a shard of an operand would cut a tile.
-
-    Args:
-      spec: the problem.
-      named: its operands by name.
-
-    Returns:
-      The problem and its operands; scales and zero points repeated.
-    """
+    """The problem and its operands, with smaller tiles where a shard would cut one."""
     sides: dict[str, Any] = {}
     for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
         tiles = _uncut(jax.typeof(named[name]), side)
@@ -281,13 +258,7 @@ def dot_sharding(
 ) -> NamedSharding | None:
     """JAX's sharding for a product of these types; None off explicit axes.
 
-    Args:
-      spec: the problem.
-      avals: types of its operands.
-      out_sharding: the requested sharding, by axis of the output.
-
-    Raises:
-      ShardingTypeError: JAX's own, if the types do not determine the sharding of the output.
+    JAX raises its own error if the types do not determine it.
     """
     mesh = mesh_of(avals)
     if mesh is None:
@@ -353,9 +324,7 @@ def _fits(name: str | None, axes: Axes, factors: Factors, mesh: Any) -> bool:
 def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
     """The shardings of results, with factors split as in the first operand.
 
-    Args:
-      aval: the type of the first operand.
-      factors: a factor stays whole if it cannot be cut this way.
+    A factor stays whole if it cannot be cut this way.
     """
     mesh = aval.sharding.mesh
     own = {}
@@ -372,14 +341,7 @@ def output_avals(
     dtypes: Sequence[Any],
     parts: Callable[..., Parts],
 ) -> list[Any]:
-    """The types of results: along explicit mesh axes they are split like the first operand.
-
-    Args:
-      avals: of the operands.
-      shapes: of the results.
-      dtypes: of the results.
-      parts: gives the factors of a call, and the call on shards, for these operands.
-    """
+    """The types of results: along explicit mesh axes they are split like the first operand."""
     shardings: Sequence[NamedSharding | None] = [None] * len(shapes)
     if mesh_of(avals) is not None:
         shardings = inherited(avals[0], parts(avals)[0])
@@ -407,12 +369,9 @@ def splits_mapped(operands: Sequence[Any], axes: Sequence[int | None]) -> Axes:
 
 
 def permuted(aval: Any, order: Shape, *others: Any) -> PartitionSpec | None:
-    """The sharding of an array with another's axes in `order`; None without a mesh.
+    """The sharding of an array with another's axes in `order`.
 
-    Args:
-      aval: the type of the other array.
-      order: its axes.
-      *others: types of operands. Without a sharding in them or `aval` there is no mesh.
+    None without a sharding in the types: there is no mesh.
     """
     if mesh_of((aval, *others)) is None:
         return None

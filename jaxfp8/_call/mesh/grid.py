@@ -29,13 +29,7 @@ _LARGE = 2
 def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> tuple[Shards, list[str]]:
     """Gives each mesh axis to the factor with the most bytes already split along it.
 
-    Args:
-      mesh: the devices.
-      factors: the axes split together.
-      arrays: operands and results, with shape, dtype and XLA's sharding.
-
-    Returns:
-      The shards, and those mesh axes of the operands that can split no factor.
+    Returns the shards, and those mesh axes of the operands that can split no factor.
     """
     votes: dict[str, collections.Counter[str]] = {}
     wanted: dict[str, list[str]] = {}  # by mesh axis, its factors in the results

@@ -79,11 +79,8 @@ Table = Callable[..., Parts | None]
 def lowering(rule: Callable[..., Any], *tables: Table) -> Callable[..., Any]:
     """The lowering rule of a primitive; its parameter `split` says whether XLA may split it.
 
-    Args:
-      rule: lowers the call on one device, from its other parameters.
-      *tables: from the types of the operands and the parameters of the primitive, its factors and
-        the call on shards. Later tables are used if the first one cannot keep XLA's split of the
-        operands.
+    `rule` lowers the call on one device. Each table gives the factors and the call on shards. Later
+    tables are used if the first cannot keep XLA's split of the operands.
     """
 
     def lower(

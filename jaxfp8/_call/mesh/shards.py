@@ -117,14 +117,7 @@ Parts = tuple[Factors, Callable[[Shards], Callable[..., Sequence[Any]]]]
 
 
 def without_padding(x: jax.Array, axis: int, size: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """A shard with zeros in its padding. Equal shards may be longer than an array.
-
-    Args:
-      x: the shard.
-      axis: the split axis.
-      size: of that axis in the whole array.
-      mesh_axes: its mesh axes.
-    """
+    """A shard with zeros in its padding. Equal shards may be longer than an array of `size`."""
     if mesh_axes == () or x.shape[axis] * jax.lax.axis_size(mesh_axes) == size:
         return x
     values = jax.lax.bitcast_convert_type(x, np.uint8) if x.dtype in FLOAT8 else x

@@ -20,15 +20,9 @@ Axes = dict[str, Any]
 
 
 def batch_scaled_dot(spec: ScaledDotSpec, named: Named, axes: Axes) -> tuple[ScaledDotSpec, Named]:
-    """Adds one leading batch axis to a scaled dot.
+    """The problem and its operands with one more batch axis, leading in every output.
 
-    Args:
-      spec: the problem without the axis.
-      named: operands by name, some with an additional axis.
-      axes: the place of the axis, by name; None without one.
-
-    Returns:
-      The problem with the axis, leading in every output, and its operands.
+    `axes` has the place of the axis in each operand, None without one.
     """
     size = next(x.shape[axes[n]] for n, x in named.items() if axes[n] is not None)
     lead = {name: _lead(x, axes[name]) for name, x in named.items()}
@@ -56,8 +50,7 @@ def _lead(x: jax.Array, axis: int | None) -> jax.Array:
 def _share_at_most_one_side(lead: Named, axes: Axes, size: int) -> None:
     """Gives the batch axis its full size on at least one side, and on a side with it in the scale.
 
-    Values without the axis are repeated if their scale or sums have it. It is rare: a vmap over
-    scales alone.
+    Only a vmap over scales alone repeats values.
     """
     for side in ("lhs", "rhs"):
         parts = (f"{side}_scale", f"{side}_zero_point", f"{side}_sums")

@@ -45,24 +45,13 @@ def scaled_dot(
     out_sharding: PartitionSpec | None = None,
     **others: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Binds one scaled dot; `docs/custom_call.md` defines it.
+    """Binds one scaled dot, as `docs/custom_call.md` defines it; returns the output and the amax.
 
-    Args:
-      spec: the problem; names the given optional operands.
-      lhs, rhs: values; FP8 as itself or as uint8. Pass FP8 data as stored, and slice, gather, pad
-        or concatenate it as bytes: XLA:CPU copies a parameter to bitcast it, and does those
-        operations on FP8 in float16.
-      kernel: name of the kernel to force, for tests; "" lets the library choose. "int8" computes
-        the product in int8 on every platform, as `_call/ops/int8_form` says.
-      out_sharding: of the output along explicit mesh axes, as of `jax.lax.dot_general`.
-      **others: the operands that the spec names: lhs_scale and rhs_scale, any wide float, one per
-        tile; lhs_zero_point and rhs_zero_point, int32, int8 or uint8, one per tile; lhs_sums and
-        rhs_sums, int32, the sums of the values over the contracted axes, of size 1 there; residual
-        and bias, any wide float, of the rank of the output, each axis 1 or full; out_scale,
-        float32, likewise.
-
-    Returns:
-      The output (FP8 as uint8) and the amax, None unless the spec asks for it.
+    `others` are the operands that the spec names. FP8 comes as itself or as uint8. Pass FP8 data
+    as stored, and slice, gather, pad or concatenate it as bytes: XLA:CPU copies a parameter to
+    bitcast it, and does those operations on FP8 in float16. An FP8 output is uint8, and the amax
+    None unless the spec asks for it. `kernel` names the kernel to force; "int8" computes in int8
+    on every platform (`_call/ops/int8_form`).
     """
     out, *amax = _bind(spec, kernel, {"lhs": lhs, "rhs": rhs, **others}, out_sharding)
     return out, amax[0] if amax else None

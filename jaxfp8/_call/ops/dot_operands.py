@@ -12,11 +12,7 @@ from jaxfp8._value.spec import AS_STORED, ScaledDotSpec
 
 
 def check_operands(spec: ScaledDotSpec, avals: Sequence[jax.core.ShapedArray]) -> None:
-    """Compares operands with their spec.
-
-    Raises:
-      TypeError: a shape or a dtype is another.
-    """
+    """Refuses operands with another shape or dtype than their spec says."""
     for (name, shape), aval in zip(spec.operand_shapes.items(), avals, strict=True):
         dtypes = _dtypes_of(spec, name)
         if aval.shape != shape or aval.dtype not in dtypes:

@@ -96,9 +96,7 @@ def _in_int8(side: OperandSpec) -> OperandSpec:
 def rounded_first(spec: ScaledDotSpec, compute_capability: int | None) -> tuple[str, ...]:
     """The operands to be rounded before the call; both if no call takes FP8.
 
-    Args:
-      spec: the product as written.
-      compute_capability: 10 * major + minor of the GPU; None if unknown.
+    `compute_capability` is 10 * major + minor of the GPU; None if unknown.
     """
     if compute_capability is None or not _is_known(spec) or canonical.is_empty(spec):
         return BOTH
@@ -123,10 +121,9 @@ def _takes(spec: ScaledDotSpec, compute_capability: int) -> bool:
 
 
 def in_one_call(spec: ScaledDotSpec, operands: Sequence[Any] = ()) -> bool:
-    """Whether the GPU at hand computes the product in one call, as far as is known while tracing.
+    """Whether the GPU at hand computes the product in one call, as far as tracing can tell.
 
-    Not on a mesh with automatic or explicit axes: a line may be cut there. Lowering asks again, for
-    its device and its batch.
+    Not on a mesh with automatic or explicit axes: a line may be cut there.
     """
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in operands)]
     kinds = {kind for mesh in meshes for kind in mesh.axis_types}

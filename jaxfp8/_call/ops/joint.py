@@ -52,13 +52,9 @@ def runs_here() -> bool:
 
 
 def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
-    """The common part of products in one launch; None if the product has a launch of its own.
+    """The name of the operand that products in one launch share, and other facts to compare.
 
-    Args:
-      spec: of the product.
-
-    Returns:
-      The name of the shared operand, and other facts to compare.
+    None if the product has a launch of its own.
     """
     if not is_known(spec.lhs.shape + spec.rhs.shape) or canonical.is_empty(spec):
         return None
@@ -76,10 +72,7 @@ def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
 
 
 def pays(specs: Sequence[ScaledDotSpec]) -> bool:
-    """Whether one launch computes products sooner than calls of their own.
-
-    Not if XLA would get all their weights as one: its kernels for small ones are faster.
-    """
+    """Whether one launch is faster; not if XLA would get all their weights as one small product."""
     name = asked.weights_of(canonical.canonical(specs[0]).spec)
     assert name is not None
     first, *rest = (getattr(spec, name) for spec in specs)
@@ -102,9 +95,7 @@ def joint_dots(
 ) -> list[jax.Array]:
     """The outputs of several scaled dots, as one launch if possible.
 
-    Args:
-      specs: the problems; `what_is_shared` is equal for all, and no more than `MOST` of them.
-      operands: of each, by name, as `scaled_dot` takes them.
+    `what_is_shared` is equal for all, and there are at most `MOST` of them.
     """
     each = [
         compat.vary_alike([named[name] for name in spec.operand_names()])

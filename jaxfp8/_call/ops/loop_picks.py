@@ -34,13 +34,7 @@ def lowered(primitive: Primitive, abstract_eval: Callable[..., Any]) -> Primitiv
     """Lets loops slice the FP8 operands of a primitive as bytes, then lowers it to another one.
 
     JAX must not cache the first, since each loop counts. It caches the second for each platform.
-
-    Args:
-      primitive: has several results; gets its lowering rule here.
-      abstract_eval: for both primitives.
-
-    Returns:
-      The second, of the same name and parameters, in want of its lowering rules.
+    The second has the same name and parameters, and needs lowering rules.
     """
     second = Primitive(primitive.name)
     second.multiple_results = True

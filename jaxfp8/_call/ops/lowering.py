@@ -24,9 +24,8 @@ _READ_SUMS = ("", "sm90_gemm", "cublaslt_int8")
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     """Says why `spec` would not run on a kernel of `platform` now, or None if it would.
 
-    Unlike `support.why_unsupported` this also asks whether the library is there. A program lowered
-    for GPUs on a machine without one runs on an unknown machine. XLA refuses the call there if the
-    library is missing.
+    A program lowered for GPUs without a GPU here runs on an unknown machine; XLA refuses the call
+    there if the library is missing.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     reason = support.why_unsupported(spec, platform)

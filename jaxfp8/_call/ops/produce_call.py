@@ -61,14 +61,7 @@ def why_no_rows_kernel(shape: Shape, dtype: np.dtype) -> str | None:
 def why_no_given_kernel(
     shape: Shape, row_dtype: np.dtype, dtype: np.dtype, transpose_from: int | None
 ) -> str | None:
-    """Why no kernel produces values and encodes them for given scales, or None if one does.
-
-    Args:
-      shape: of the values.
-      row_dtype: theirs.
-      dtype: of the codes.
-      transpose_from: as in `ProduceSpec`.
-    """
+    """Why no kernel produces values and encodes them for given scales, or None if one does."""
     if row_dtype not in (jnp.bfloat16, np.float16):
         return f"what is encoded has dtype {row_dtype}; the kernel takes bfloat16 and float16"
     if not is_float8(dtype):
@@ -92,10 +85,7 @@ def _matrix(shape: Shape, transpose_from: int | None) -> Shape:
 
 
 def quantize_produced(x: jax.Array, *others: jax.Array, spec: ProduceSpec) -> list[jax.Array]:
-    """Codes and their amax of the values that `spec` makes of `x`.
-
-    The operands and results are those of `ProduceSpec`.
-    """
+    """Codes and amax of the values that `spec` makes of its operands; see `ProduceSpec`."""
     operands = compat.vary_alike((x, *others))
     return quantize_produced_p.bind(*operands, spec=spec, split=is_wanted(operands))
 

@@ -48,10 +48,7 @@ quantize_p.multiple_results = True
 def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Array, jax.Array]:
     """Codes of `x` in an 8-bit `dtype` and the float32 scale of each tile; no zero point.
 
-    Args:
-      x: float32, bfloat16, float16, or FP8 that becomes int8; with no empty axis.
-      dtype: the 8-bit dtype.
-      tiles: size of the tile on each axis, at least 1; the last may be partial.
+    `x` has no empty axis. It is a wide float, or FP8 that becomes int8.
     """
     codes, scale = _bind(x, spec=QuantizeSpec(dtype=np.dtype(dtype), tiles=tiles))
     return codes, scale
@@ -77,13 +74,10 @@ class Encoded:
 def encode(
     x: jax.Array, dtype: DTypeLike, scale: jax.Array | None, transpose_from: int | None
 ) -> Encoded:
-    """A whole tensor with one scale, chosen or given, in one layout or in two; no gradient.
+    """A whole tensor with one scale, chosen (None) or given, in one layout or in two; no gradient.
 
-    Args:
-      x: float32, bfloat16 or float16; with an empty axis only where the scale is given.
-      dtype: the 8-bit dtype.
-      scale: a float32 scalar, or None to choose it.
-      transpose_from: the first of the axes that `transposed` has in front; None for no such copy.
+    `transpose_from` is the first of the axes that `transposed` has in front; None for no such copy.
+    With an empty axis the scale has to be given.
     """
     x = jax.lax.stop_gradient(x)
     given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape((1,) * x.ndim)]
@@ -103,10 +97,7 @@ def encode(
 
 
 def amax_rows(x: jax.Array) -> jax.Array:
-    """The largest magnitude along the last axis of a wide float array, in its dtype.
-
-    This is the plain rule: NaN before infinity before numbers.
-    """
+    """The largest magnitude along the last axis, in its dtype; NaN wins over infinity."""
     (amax,) = _bind(x, spec=QuantizeSpec(dtype=None, tiles=_rows(x.shape), plain=True))
     return jnp.squeeze(amax, -1)
 
@@ -116,12 +107,8 @@ def encode_rows(
 ) -> jax.Array:
     """Codes of `x` for scales that are given, by the plain rule: a scale of 0 divides.
 
-    Args:
-      x: float32, bfloat16 or float16, of two axes or more, none empty.
-      scale: float32; of one element, or of the shape of `x` with 1 for the last axis.
-      dtype: float8_e4m3fn, float8_e5m2 or int8.
-      lowest: the lowest code of int8; FP8 has its whole range.
-      multiplies: whether `scale` is a factor of `x`, and not its divisor.
+    The scale has one element, or one for each row; with `multiplies` it is a factor. `lowest` is
+    the lowest code of int8; FP8 has its whole range.
     """
     spec = QuantizeSpec(
         dtype=np.dtype(dtype),

@@ -31,9 +31,8 @@ Split = tuple[Any, Any, list[bool], list[bool], list[Any]]
 def count_as_dots(primitive: Primitive, dots: Callable[..., Iterable[Dot]]) -> None:
     """Makes policies decide on the products of an equation of `primitive`.
 
-    Args:
-      primitive: of the equation. Its outputs are kept if the policy keeps every product.
-      dots: the products, from the types of the inputs and the parameters.
+    `dots` gives these, from the types of the inputs and the parameters. The outputs are kept if the
+    policy keeps every product.
     """
     rule = functools.partial(_partial_eval, dots)
     partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule

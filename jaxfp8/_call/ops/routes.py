@@ -17,15 +17,9 @@ _CONSTANT_SCALES = "use scales that are constant along the contracted axis, or l
 
 
 def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
-    """The name of the kernel for `spec` on `platform`.
+    """The name of the kernel for `spec` on `platform`; "xla" if the product is left to XLA.
 
-    Args:
-      spec: the scaled dot.
-      platform: "cpu", "cuda", "rocm" or "tpu".
-
-    Returns:
-      None if there is no kernel (`lowering.why_not` says why). "" if there is one, but the choice
-      depends on an absent device. "xla" if the product is left to XLA.
+    None if there is no kernel; "" if the choice depends on an absent device.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if lowering.why_not(spec, platform) is not None:
@@ -42,17 +36,10 @@ class Slower(NamedTuple):
 
 
 def slower_than_xla(spec: ScaledDotSpec, platform: str) -> Slower | None:
-    """Whether XLA multiplies dequantised values sooner than the kernel multiplies 8-bit data.
+    """Why XLA multiplies dequantised values sooner than the kernel multiplies 8-bit data.
 
-    The answer is for the target: the GPU at hand, unless another is named. It changes as soon as
-    another path takes the problem.
-
-    Args:
-      spec: the scaled dot.
-      platform: "cpu", "cuda", "rocm" or "tpu".
-
-    Returns:
-      None if the kernel is at least as fast, without a kernel, and without a known GPU.
+    The answer is for the target: the GPU at hand, unless another is named. None if the kernel is at
+    least as fast, without a kernel, and without a known GPU.
     """
     if {"gpu": "cuda"}.get(platform, platform) != "cuda":
         return None

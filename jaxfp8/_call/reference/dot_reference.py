@@ -33,17 +33,10 @@ def scaled_dot(
     out_sharding: Any = None,
     multiplied_in: DTypeLike | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Computes the scaled dot of `docs/custom_call.md` on widened operands.
+    """The scaled dot of `docs/custom_call.md` on widened operands: `(out,)` or `(out, amax)`.
 
-    Args:
-      spec: the problem.
-      *operands: as `spec.operand_names()` lists them, FP8 as itself or as bytes.
-      out_sharding: of the output, if an operand is sharded along explicit mesh axes.
-      multiplied_in: a type able to hold the values of both sides, for scales constant along the
-        sum; None multiplies in float32, or in int32 if both sides are integers.
-
-    Returns:
-      `(out,)`, or `(out, amax)` if the epilogue asks for it.
+    `multiplied_in` is a type able to hold the values of both sides, for scales constant along the
+    sum; None multiplies in float32, or in int32 if both sides are integers.
     """
     named = widened(spec, dict(zip(spec.operand_names(), operands, strict=True)))
     total = _accumulate(spec, named, out_sharding, multiplied_in)

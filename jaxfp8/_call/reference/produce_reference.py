@@ -178,11 +178,7 @@ def quantized_values(
 ) -> list[jax.Array]:
     """The results by definition, as `ProduceSpec` lists them.
 
-    Args:
-      x: bfloat16 or float16, or float32 where it is rounded.
-      *others: as `spec` has them.
-      spec: what is computed.
-      mesh_axes: the mesh axes over which rows are spread in equal parts, for a scale that is found.
+    Rows with a found scale may be spread over `mesh_axes` in equal parts.
     """
     made = len(others) - spec.scales
     dtype = x.dtype if spec.row_dtype is None else spec.row_dtype

@@ -93,11 +93,7 @@ def quantized(
 ) -> list[jax.Array]:
     """The results of a quantisation, as `QuantizeSpec` lists them.
 
-    Args:
-      x: float32, bfloat16 or float16.
-      *given: the scale, if it is given; float32, one for each tile.
-      spec: what is wanted.
-      mesh_axes: the mesh axes over which a tile with a chosen scale is spread.
+    A tile with a chosen scale may be spread over `mesh_axes`.
     """
     if spec.dtype is None:
         return [plain_amax(x)]

@@ -65,16 +65,11 @@ def differentiable(
     stand_ins: Set[int] = frozenset(),
     extra: int = 0,
 ) -> Flat:
-    """`run` with the derivatives of `jaxpr`, as a function of the used inputs.
+    """`run` with the derivatives of `jaxpr`, as a function of the inputs at positions `used`.
 
-    Args:
-      run: the function of the inputs at `used`.
-      jaxpr: the function as written. Its inputs are its constants, then its arguments.
-      used: the positions of the inputs read by `run`.
-      remake: rewrites the functions of the derivative.
-      stand_ins: float outputs replaced by zeros in `run`. These zeros have the derivatives of the
-        outputs.
-      extra: the number of outputs of `run` after those of `jaxpr`; they have no derivatives.
+    The inputs of `jaxpr` are its constants, then its arguments. `run` replaces the float outputs in
+    `stand_ins` by zeros, which have the derivatives of the outputs. It has `extra` more outputs,
+    without derivatives.
     """
     rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
 

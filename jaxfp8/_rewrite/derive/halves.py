@@ -37,14 +37,10 @@ Rewrite = Callable[..., Callable[..., Any]]
 
 
 def rewriting(rewrite: Rewrite, compute: str | None = None, target: Target | None = None) -> Remake:
-    """Rewrites the functions of a derivative.
+    """Rewrites the functions of a derivative by `rewrite`, decided for `target`.
 
-    Args:
-      rewrite: for functions of pytrees, decided for `target`.
-      compute: in what the products of the function are computed, as by `compute` of `dot_general`.
-        Those of tangents and cotangents are computed as they are stored. Only where JAX cannot
-        split a derivative are they computed like those of the function.
-      target: the machine for which the functions are decided.
+    `compute` is for the products of the function. Those of tangents and cotangents are computed as
+    they are stored, unless JAX cannot split the derivative.
     """
     of_linear = None if compute is None else rewriting(rewrite, target=target)
 

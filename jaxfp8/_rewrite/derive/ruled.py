@@ -30,13 +30,7 @@ Rule = Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[An
 
 
 def call(value: Callable[..., Sequence[Any]], rule: Rule, arrays: Sequence[Any]) -> Sequence[Any]:
-    """`value` of arrays, with a derivative rule.
-
-    Args:
-      value: the function. It closes over no differentiated value.
-      rule: its derivative.
-      arrays: its arguments. Outside a trace nothing is differentiated.
-    """
+    """`value` of arrays, with a derivative rule; outside a trace nothing is differentiated."""
     if not any(isinstance(x, jax.core.Tracer) for x in arrays):
         return [*map(_as_jax, value(*arrays))]
     jaxpr, consts = compat.hoisted(value, arrays)

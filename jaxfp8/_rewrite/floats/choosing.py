@@ -19,14 +19,7 @@ from jaxfp8._value.errors import message
 
 
 class Chooser:
-    """The decision about each dot of `fun`, by the rules and by `where`.
-
-    Args:
-      operation: name for warnings.
-      fun: the function.
-      rules: its recipes by path.
-      where: the selected dots, as `quantize_dots` takes it.
-    """
+    """The decision about each dot of `fun`, by the rules and by `where`."""
 
     def __init__(
         self, operation: str, fun: Callable[..., Any], rules: tuple[Rule, ...], where: Where

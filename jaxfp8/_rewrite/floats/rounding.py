@@ -337,17 +337,10 @@ def _rounded_function(
 def round_dots(
     jaxpr: Any, choose: Choose, given: Collection[int] | None = None
 ) -> tuple[Program, FloatDots]:
-    """Put roundings before the dots of a closed jaxpr.
+    """Put roundings before the dots of a closed jaxpr; returns the program and its dots.
 
-    Args:
-      jaxpr: the program.
-      choose: the decision about each dot.
-      given: the program's inputs (constants, then arguments) that may be weights; by default all of
-        them.
-
-    Returns:
-      The program with roundings, and the dots. Its inputs are the constants and arguments of the
-      jaxpr.
+    Its inputs are the constants, then the arguments. Those in `given` may be weights; by default
+    all may.
     """
     walk = Rounding(choose)
     inputs = graph.inputs_of(jaxpr)

@@ -177,12 +177,8 @@ _EXACT = (
 def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
     """The narrow array before widening casts, moved as the value is; else the value.
 
-    The result of 16-bit arithmetic is not narrowed. XLA may skip the rounding of that arithmetic,
-    but only for all readers at once.
-
-    Args:
-      value: an array that may have been cast.
-      dtypes: the narrow dtypes to look for: `EIGHT_BIT_INTS` or `SIXTEEN_BIT_FLOATS`.
+    `dtypes` is `EIGHT_BIT_INTS` or `SIXTEEN_BIT_FLOATS`. The result of 16-bit arithmetic is not
+    narrowed: XLA may skip its rounding, but only for all readers at once.
     """
     source = _before(value, dtypes, _HOLD[dtypes])
     return source if dtypes != _dtypes.SIXTEEN_BIT_FLOATS or _is_stored(source) else value

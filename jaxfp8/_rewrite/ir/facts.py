@@ -46,8 +46,7 @@ class Product:
     def fused(self, amax_of: Product | None = None) -> FusedDot | str:
         """The dot with all steps, or a sentence about the step that does not fit.
 
-        Args:
-          amax_of: the step after which the call also gives the amax.
+        After the step `amax_of` the call also gives the amax.
         """
         fused = FusedDot(self.dot, self.dot.out.dtype)
         for part in reversed(self.ancestry()):

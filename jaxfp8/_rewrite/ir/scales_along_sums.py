@@ -29,10 +29,8 @@ from jaxfp8._value import compat, dtypes
 def multiplied_in(giver: Side, taker: Side, is_plain: Callable[[Value], bool]) -> tuple[Side, Side]:
     """The sides, with the scales along the sum multiplied into `taker`, if all of them can be.
 
-    Args:
-      giver: 8-bit data; the function rounds its scaled values to bfloat16.
-      taker: a float operand.
-      is_plain: whether the rewrite cannot replace a value: it is no product, for example.
+    `giver` is 8-bit data whose scaled values the function rounds to bfloat16, `taker` a float
+    operand. `is_plain` tells whether the rewrite cannot replace a value.
     """
     moving = tuple(f for f in giver.factors if _changes(f, giver))
     own = tuple(f for f in taker.factors if _changes(f, taker))

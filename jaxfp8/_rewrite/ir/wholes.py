@@ -30,9 +30,7 @@ class Whole:
 def replacements(wholes: Sequence[Whole], replaced: Mapping[Value, Value]) -> dict[Value, Value]:
     """For each output inside an unchanged call, the output of the call.
 
-    Args:
-      wholes: the calls of a program; one inside another comes first.
-      replaced: the replacements by the rewrite.
+    One call inside another comes first in `wholes`.
     """
     kept: dict[Value, Value] = {}
     for whole in reversed(wholes):

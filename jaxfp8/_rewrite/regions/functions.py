@@ -104,15 +104,7 @@ def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
 def _vmap_as_written(
     op: Op, given: Sequence[int], size: int, batched: Sequence[bool], *arrays: Array
 ) -> tuple[Any, Any]:
-    """The outputs of a function by its own rule for vmap, and whether each is batched.
-
-    Args:
-      op: the function as written.
-      given: the positions of its inputs in `arrays`.
-      size: of the mapped axis.
-      batched: whether each array has it.
-      arrays: the inputs of the rebuilt function.
-    """
+    """The outputs of a function by its own rule for vmap, and whether each is batched."""
     tree = op.params["in_tree"]
     args = jax.tree.unflatten(tree, [arrays[i] for i in given])
     flags = jax.tree.unflatten(tree, [batched[i] for i in given])

@@ -172,11 +172,7 @@ def _run_while(
 ) -> Run:
     """Runs a rebuilt while loop on its inputs.
 
-    Args:
-      op: the loop.
-      inside: its body.
-      of_condition: the inner values passed to the condition.
-      states: the changing inner values.
+    The condition gets the inner values `of_condition`; `states` are the changing ones.
     """
     condition_jaxpr = op.params["cond_jaxpr"]
 

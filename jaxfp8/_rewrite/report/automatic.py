@@ -19,14 +19,9 @@ Types = Mapping[Any, jax.ShapeDtypeStruct]  # by variable of a jaxpr
 
 
 def types_of(jaxpr: Any, arrays: Sequence[Any]) -> Types:
-    """The types that the arrays of a function would have if its mesh axes were explicit.
+    """The types of a function's arrays as if its mesh axes were explicit, by variable.
 
-    Args:
-      jaxpr: the function, traced.
-      arrays: its arguments. Those that lie on a mesh of automatic axes say how.
-
-    Returns:
-      Types by variable, for those whose sharding is known; none without such arguments.
+    The arguments that lie on a mesh of automatic axes say how; {} without such arguments.
     """
     shardings = [sharding for x in arrays if (sharding := _on_automatic_axes(x)) is not None]
     meshes = {(s.mesh.axis_names, tuple(s.mesh.shape.values())) for s in shardings}

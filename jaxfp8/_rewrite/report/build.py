@@ -34,13 +34,7 @@ _AS_BYTES = {
 
 
 def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> Report:
-    """The report on the dots of a function.
-
-    Args:
-      fun: the function.
-      seen: its dots.
-      types: of its arrays on automatic mesh axes, where they are known.
-    """
+    """The report on the dots of a function; `types` are of its arrays on automatic mesh axes."""
     name = getattr(fun, "__name__", type(fun).__name__)
     rows = tuple(_row(site, types) for site in seen.sites)
     calls = tuple(_call_row(op, types) for op in seen.calls)

@@ -21,11 +21,7 @@ _PARTS = {"operand 0": "lhs", "operand 1": "rhs", "result 0": "output", "sums": 
 def told(spec: ScaledDotSpec, eqn: Any, known: Types) -> str:
     """What is split, what is sent, and what a float program would send; "" where that is unknown.
 
-    Args:
-      spec: the scaled dot.
-      eqn: the dot that it replaces, or its own equation. The types of its arrays say how they are
-        sharded.
-      known: how they are sharded on automatic axes, if the arguments tell.
+    The types of the arrays of `eqn`, or else `known`, say how they are sharded.
     """
     arrays = (*eqn.invars[:2], eqn.outvars[0])
     types = [v.aval for v in arrays]

@@ -33,10 +33,8 @@ def moved(
 ) -> Fact | None:
     """The fact about the output of a view of one operand.
 
-    Args:
-      walk, op: as for every rule.
-      move: makes a factor of the output from one of the operand; None if tiles do not allow it.
-      data: makes the bytes of the output from those of the operand; by default `op` itself does.
+    `move` makes a factor of the output; None if tiles do not allow it. `data` makes the bytes; by
+    default `op` itself does.
     """
     fact = walk.data(op.inputs[0])
     if fact is None:
