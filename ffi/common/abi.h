@@ -1,7 +1,6 @@
 // Converts the structs of include/jaxfp8/jaxfp8.h to the types of ffi/common.
 
-#ifndef JAXFP8_COMMON_ABI_H_
-#define JAXFP8_COMMON_ABI_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -108,5 +107,3 @@ int Answer(char* message, size_t size, const Work& work) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_ABI_H_

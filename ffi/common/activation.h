@@ -3,8 +3,7 @@
 // A relative error of 1e-12 is far below the rounding of any output type, so the polynomials are
 // shorter than those of a mathematical library.
 
-#ifndef JAXFP8_COMMON_ACTIVATION_H_
-#define JAXFP8_COMMON_ACTIVATION_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -124,5 +123,3 @@ JAXFP8_HD double Apply(Activation activation, double x) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_ACTIVATION_H_

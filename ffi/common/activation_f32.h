@@ -6,8 +6,7 @@
 // t is rounded. Where it is subnormal, the error is at most 1e-42 on the GPU and 1e-36 on the CPU,
 // which takes such powers for 0. Infinities and NaN are as in float64.
 
-#ifndef JAXFP8_COMMON_ACTIVATION_F32_H_
-#define JAXFP8_COMMON_ACTIVATION_F32_H_
+#pragma once
 
 #include <cmath>
 
@@ -138,5 +137,3 @@ JAXFP8_HD float ApplyF32(Activation activation, float x) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_ACTIVATION_F32_H_

@@ -1,7 +1,6 @@
 // Takes the buffers of a custom call one after the other, and says which does not fit.
 
-#ifndef JAXFP8_COMMON_BUFFER_TAKER_H_
-#define JAXFP8_COMMON_BUFFER_TAKER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -71,5 +70,3 @@ class BufferTaker {
 };
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_BUFFER_TAKER_H_

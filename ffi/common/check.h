@@ -1,7 +1,6 @@
 // Checks a call before anything is computed.
 
-#ifndef JAXFP8_COMMON_CHECK_H_
-#define JAXFP8_COMMON_CHECK_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -59,5 +58,3 @@ std::vector<Slot> ResultSlots(const ScaledDotSpec& spec);
 Status WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_CHECK_H_

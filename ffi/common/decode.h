@@ -1,7 +1,6 @@
 // Decodes one element from its bits to float32, exactly for every code of every type.
 
-#ifndef JAXFP8_COMMON_DECODE_H_
-#define JAXFP8_COMMON_DECODE_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -48,5 +47,3 @@ JAXFP8_HD constexpr float DecodeF16(uint16_t code) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_DECODE_H_

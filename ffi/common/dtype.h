@@ -1,7 +1,6 @@
 // The element types of the scaled dot, their names and sizes.
 
-#ifndef JAXFP8_COMMON_DTYPE_H_
-#define JAXFP8_COMMON_DTYPE_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -80,5 +79,3 @@ JAXFP8_HD constexpr bool IsWideFloat(DType type) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_DTYPE_H_

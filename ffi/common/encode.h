@@ -4,8 +4,7 @@
 // Wide types overflow to infinity, 8-bit types saturate. NaN stays NaN, and becomes 0 in integers.
 // No branch depends on the value, so that loops vectorise.
 
-#ifndef JAXFP8_COMMON_ENCODE_H_
-#define JAXFP8_COMMON_ENCODE_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -94,5 +93,3 @@ JAXFP8_HD int32_t EncodeS32(double value) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_ENCODE_H_

@@ -1,8 +1,7 @@
 // How many calls each kernel of a library has computed: they reveal a reference in a fast one's
 // place. And the C functions in which a library says what it is.
 
-#ifndef JAXFP8_COMMON_KERNEL_CALLS_H_
-#define JAXFP8_COMMON_KERNEL_CALLS_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -47,5 +46,3 @@ class KernelCalls {
   const char* jaxfp8_##platform##_kernel_name(int kernel) { return Calls::NameOf(kernel); } \
   uint64_t jaxfp8_##platform##_kernel_calls(int kernel) { return Calls::Of(kernel); }       \
   void jaxfp8_##platform##_reset_counters() { Calls::Reset(); }
-
-#endif  // JAXFP8_COMMON_KERNEL_CALLS_H_

@@ -4,8 +4,7 @@
 // function, the linker would keep one of its copies, maybe one that needs AVX-512, for every
 // machine. So every shared function is always inlined.
 
-#ifndef JAXFP8_COMMON_PLATFORM_H_
-#define JAXFP8_COMMON_PLATFORM_H_
+#pragma once
 
 #ifdef __CUDACC__
 #define JAXFP8_HD __host__ __device__ __forceinline__
@@ -15,5 +14,3 @@
 #define JAXFP8_HD __attribute__((always_inline)) inline
 #define JAXFP8_ROLLED
 #endif
-
-#endif  // JAXFP8_COMMON_PLATFORM_H_

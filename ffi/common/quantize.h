@@ -1,7 +1,6 @@
 // The problem of quantizing wide floats to 8 bits with a computed or given scale per tile.
 
-#ifndef JAXFP8_COMMON_QUANTIZE_H_
-#define JAXFP8_COMMON_QUANTIZE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -60,5 +59,3 @@ struct QuantizeBuffers {
 };
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_QUANTIZE_H_

@@ -9,8 +9,7 @@
 //
 // FP8 codes are typed or uint8. Only handlers include this file, because it includes XLA's headers.
 
-#ifndef JAXFP8_COMMON_QUANTIZE_CALL_H_
-#define JAXFP8_COMMON_QUANTIZE_CALL_H_
+#pragma once
 
 #include <utility>
 #include <vector>
@@ -62,5 +61,3 @@ inline Status BindBuffers(const QuantizeProblem& problem, const std::vector<Buff
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_QUANTIZE_CALL_H_

@@ -2,8 +2,7 @@
 //
 //   scale = amax * float32(1 / highest), clipped to normal numbers; 1 where the amax is 0
 
-#ifndef JAXFP8_COMMON_QUANTIZE_SCALE_H_
-#define JAXFP8_COMMON_QUANTIZE_SCALE_H_
+#pragma once
 
 #include <cfloat>
 
@@ -28,5 +27,3 @@ JAXFP8_HD float ScaleOf(float amax) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_QUANTIZE_SCALE_H_

@@ -1,7 +1,6 @@
 // Shapes and strides that follow from a spec.
 
-#ifndef JAXFP8_COMMON_SHAPES_H_
-#define JAXFP8_COMMON_SHAPES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -62,5 +61,3 @@ inline std::vector<int64_t> OutShape(const ScaledDotSpec& spec) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_SHAPES_H_

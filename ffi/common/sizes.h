@@ -1,7 +1,6 @@
 // Products and sums of sizes given by a caller, without overflow.
 
-#ifndef JAXFP8_COMMON_SIZES_H_
-#define JAXFP8_COMMON_SIZES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -38,5 +37,3 @@ constexpr int64_t ExtentOf(std::span<const int64_t> shape) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_SIZES_H_

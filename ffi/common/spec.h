@@ -1,8 +1,7 @@
 // The problem as the caller states it, the C++ twin of `jaxfp8/_value/spec.py`: the same fields in
 // the same order. docs/custom_call.md describes the attributes that carry them.
 
-#ifndef JAXFP8_COMMON_SPEC_H_
-#define JAXFP8_COMMON_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -76,5 +75,3 @@ struct Request {
 };
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_SPEC_H_

@@ -1,7 +1,6 @@
 // Success, or a sentence about a failure.
 
-#ifndef JAXFP8_COMMON_STATUS_H_
-#define JAXFP8_COMMON_STATUS_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -31,5 +30,3 @@ class [[nodiscard]] Status {
 // Returns from the function if an expression fails.
 #define JAXFP8_RETURN_IF_ERROR(expression) \
   if (::jaxfp8::Status status_ = (expression); !status_.ok()) return status_
-
-#endif  // JAXFP8_COMMON_STATUS_H_

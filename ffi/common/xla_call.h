@@ -2,8 +2,7 @@
 //
 // Only handlers include this file; nothing else includes XLA's headers.
 
-#ifndef JAXFP8_COMMON_XLA_CALL_H_
-#define JAXFP8_COMMON_XLA_CALL_H_
+#pragma once
 
 #include <exception>
 #include <new>
@@ -145,5 +144,3 @@ inline std::vector<Buffer> Describe(ffi::RemainingRets rets) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_COMMON_XLA_CALL_H_

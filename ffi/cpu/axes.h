@@ -1,8 +1,7 @@
 // The axes of a scaled dot in four groups (batch, rows, columns, K), and the strides of each
 // operand along them. The cost depends on the number of axes, not on their sizes.
 
-#ifndef JAXFP8_CPU_AXES_H_
-#define JAXFP8_CPU_AXES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -72,5 +71,3 @@ struct Axes {
 Axes AxesOf(const ScaledDotSpec& spec);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_AXES_H_

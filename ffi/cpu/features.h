@@ -1,7 +1,6 @@
 // The abilities of the CPU at run time.
 
-#ifndef JAXFP8_CPU_FEATURES_H_
-#define JAXFP8_CPU_FEATURES_H_
+#pragma once
 
 namespace jaxfp8 {
 
@@ -12,5 +11,3 @@ unsigned CpuFeatures();
 const char* CpuFeatureNames();
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_FEATURES_H_

@@ -3,8 +3,7 @@
 // XLA flushes subnormals in its own threads, but not in all threads it lends. Bits must not depend
 // on the thread.
 
-#ifndef JAXFP8_CPU_FLOAT_MODE_H_
-#define JAXFP8_CPU_FLOAT_MODE_H_
+#pragma once
 
 #ifdef JAXFP8_X86
 #include <xmmintrin.h>
@@ -40,5 +39,3 @@ class FloatMode {
 };
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_FLOAT_MODE_H_

@@ -3,8 +3,7 @@
 // It holds no pointer: a kernel can be chosen, and named to the user, for arrays not yet allocated.
 // Its time and memory do not grow with the arrays.
 
-#ifndef JAXFP8_CPU_FORM_H_
-#define JAXFP8_CPU_FORM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -60,5 +59,3 @@ int64_t ShortSegment(const Form& form, ComputeType compute);
 bool HasShortSegments(const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_FORM_H_

@@ -1,8 +1,7 @@
 // The driver: cuts a problem into output tiles and these into cache-sized blocks. A kernel packs
 // and multiplies the blocks.
 
-#ifndef JAXFP8_CPU_GEMM_H_
-#define JAXFP8_CPU_GEMM_H_
+#pragma once
 
 #include "cpu/kernels/kernel.h"
 #include "cpu/pool.h"
@@ -15,5 +14,3 @@ namespace jaxfp8 {
 void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_GEMM_H_

@@ -1,7 +1,6 @@
 // Threads for one call, if the caller has no pool to lend.
 
-#ifndef JAXFP8_CPU_OWN_THREADS_H_
-#define JAXFP8_CPU_OWN_THREADS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -31,5 +30,3 @@ class OwnThreads : public Pool {
 };
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_OWN_THREADS_H_

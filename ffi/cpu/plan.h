@@ -12,8 +12,7 @@
 // Cuts of K depend on the problem and the kernel only: a result has the same bits on any number of
 // threads.
 
-#ifndef JAXFP8_CPU_PLAN_H_
-#define JAXFP8_CPU_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -83,5 +82,3 @@ inline constexpr int64_t kRowBlock = 288, kMaxTiles = kRowBlock / 3;
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_PLAN_H_

@@ -1,7 +1,6 @@
 // Work for the calling thread and the threads lent by a pool.
 
-#ifndef JAXFP8_CPU_POOL_H_
-#define JAXFP8_CPU_POOL_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -23,5 +22,3 @@ void ParallelFor(Pool& pool, int64_t threads, int64_t count,
                  const std::function<void(int64_t)>& body);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_POOL_H_

@@ -8,8 +8,7 @@
 // A batch axis counts as rows if rhs is broadcast along it, and as columns if lhs is. A weight
 // common to a whole batch is thus read once.
 
-#ifndef JAXFP8_CPU_PROBLEM_H_
-#define JAXFP8_CPU_PROBLEM_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -107,5 +106,3 @@ bool HasModerateScales(const Problem& problem);
 void CutDepth(Problem& problem, const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_PROBLEM_H_

@@ -6,8 +6,7 @@
 // NaN and infinities do not count in the maximum, the division is correctly rounded, NaN stays NaN
 // in FP8 and becomes 0 in int8, infinities saturate.
 
-#ifndef JAXFP8_CPU_QUANTIZE_H_
-#define JAXFP8_CPU_QUANTIZE_H_
+#pragma once
 
 #include <string_view>
 
@@ -29,5 +28,3 @@ void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, st
 void FindRowAmax(const void* x, DType type, int64_t rows, int64_t columns, float* amax, Pool& pool);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_QUANTIZE_H_

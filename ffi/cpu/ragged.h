@@ -1,8 +1,7 @@
 // Products of groups: of rows of lhs, each group with an rhs of its own, or of positions of K, each
 // with an output of its own. Each group is a scaled dot over slices of the operands.
 
-#ifndef JAXFP8_CPU_RAGGED_H_
-#define JAXFP8_CPU_RAGGED_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -33,5 +32,3 @@ Status RunRagged(const RaggedCall& call, const std::vector<Buffer>& operands,
                  const std::vector<Buffer>& results, Pool& pool);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_RAGGED_H_

@@ -1,8 +1,7 @@
 // The kernel for a problem's form, or why a given one cannot compute it. Pure: a form has no data,
 // and no device is asked.
 
-#ifndef JAXFP8_CPU_ROUTE_H_
-#define JAXFP8_CPU_ROUTE_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -28,5 +27,3 @@ struct Route {
 Route RouteTo(const Form& form, unsigned features, std::string_view name);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_ROUTE_H_

@@ -1,7 +1,6 @@
 // A checked call, computed.
 
-#ifndef JAXFP8_CPU_RUN_H_
-#define JAXFP8_CPU_RUN_H_
+#pragma once
 
 #include <string_view>
 
@@ -16,5 +15,3 @@ namespace jaxfp8 {
 Status Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view name, Pool& pool);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_RUN_H_

@@ -1,7 +1,6 @@
 // Memory of one thread, kept from call to call: panels of at most a few megabytes.
 
-#ifndef JAXFP8_CPU_SCRATCH_H_
-#define JAXFP8_CPU_SCRATCH_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -71,5 +70,3 @@ class Scratch {
 };
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_SCRATCH_H_

@@ -1,7 +1,6 @@
 // XLA's threads as a pool. Only handlers include this: nothing else here sees XLA's headers.
 
-#ifndef JAXFP8_CPU_XLA_POOL_H_
-#define JAXFP8_CPU_XLA_POOL_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -37,5 +36,3 @@ class XlaPool : public Pool {
                      .RemainingArgs()             \
                      .RemainingRets()             \
                      .Attrs<xla::ffi::Dictionary>())
-
-#endif  // JAXFP8_CPU_XLA_POOL_H_

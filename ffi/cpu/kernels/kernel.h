@@ -2,8 +2,7 @@
 //
 // The driver (cpu/gemm.cc) knows no instruction set. The functions here know no thread and no XLA.
 
-#ifndef JAXFP8_CPU_KERNELS_KERNEL_H_
-#define JAXFP8_CPU_KERNELS_KERNEL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -207,5 +206,3 @@ KernelList Kernels();
 #endif
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_KERNELS_KERNEL_H_

@@ -6,8 +6,7 @@
 //         B [32 lines][kNR] --pack--> micro-panel, one tile deep (L1) --> t0 .. t3 += A * panel
 //       accumulators of all columns in L2
 
-#ifndef JAXFP8_CPU_KERNELS_AMX_GEMV_H_
-#define JAXFP8_CPU_KERNELS_AMX_GEMV_H_
+#pragma once
 
 #include <algorithm>
 
@@ -88,5 +87,3 @@ void GemvByTiles(const Side& side, const ChunkRun& run, int rows, const Panel& c
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_AMX_GEMV_H_

@@ -9,8 +9,7 @@
 //
 // t0 to t3 are tiles of accumulators; A and B are loaded into tiles 4 to 7.
 
-#ifndef JAXFP8_CPU_KERNELS_AMX_MICROKERNEL_H_
-#define JAXFP8_CPU_KERNELS_AMX_MICROKERNEL_H_
+#pragma once
 
 #include "cpu/kernels/amx/tile_config.h"
 #include "cpu/kernels/gemm/microkernel.h"
@@ -285,5 +284,3 @@ const uint8_t* PackAndMultiplyTiles(const Side& side, const Block& block, const 
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_AMX_MICROKERNEL_H_

@@ -1,7 +1,6 @@
 // The tile state of a thread in an AMX kernel.
 
-#ifndef JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_
-#define JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -41,5 +40,3 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_

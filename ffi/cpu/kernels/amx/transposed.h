@@ -9,8 +9,7 @@
 //
 // At the end the accumulators are transposed back, or scaled and added in float32 untransposed.
 
-#ifndef JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_
-#define JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_
+#pragma once
 
 #include <algorithm>
 #include <bit>
@@ -307,5 +306,3 @@ class TransposedGemv {
 };
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_

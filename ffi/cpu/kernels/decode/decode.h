@@ -1,7 +1,6 @@
 // A run of values of any type as float32, vector by vector.
 
-#ifndef JAXFP8_CPU_KERNELS_DECODE_DECODE_H_
-#define JAXFP8_CPU_KERNELS_DECODE_DECODE_H_
+#pragma once
 
 #include "common/decode.h"
 #include "common/dtype.h"
@@ -136,5 +135,3 @@ inline void DecodeLine(DType type, const uint8_t* from, int64_t count, float* to
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_DECODE_DECODE_H_

@@ -1,7 +1,6 @@
 // From a type known at run time to a template argument.
 
-#ifndef JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_
-#define JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_
+#pragma once
 
 #include "common/dtype.h"
 
@@ -50,5 +49,3 @@ void WithPackedType(DType type, const F& f) {
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_

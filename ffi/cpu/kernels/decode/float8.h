@@ -8,8 +8,7 @@
 // to 1.3x with AVX2 (AMD Zen 3). Only e5m2 with AVX2 goes through float16: the code is its upper
 // byte.
 
-#ifndef JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_
-#define JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_
+#pragma once
 
 #include "common/decode.h"
 #include "common/dtype.h"
@@ -299,5 +298,3 @@ template <DType kType>
 #endif
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_

@@ -4,8 +4,7 @@
 //   float64 sums -> + residual -> + bias -> activation -> amax -> / out_scale -> dtype of the
 //   output
 
-#ifndef JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_
-#define JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -333,5 +332,3 @@ void StoreScaled(const void* acc_of, const Panel& rows, int row, const Panel& co
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_

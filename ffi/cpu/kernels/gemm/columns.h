@@ -6,8 +6,7 @@
 //     memory --load--> 8-bit codes --decode--> b[kVectors] --> micro-kernel
 //                                                    \-store-> packed micro-panel, for other rows
 
-#ifndef JAXFP8_CPU_KERNELS_GEMM_COLUMNS_H_
-#define JAXFP8_CPU_KERNELS_GEMM_COLUMNS_H_
+#pragma once
 
 #include "cpu/kernels/operand/lines.h"
 #include "cpu/kernels/operand/scales.h"
@@ -132,5 +131,3 @@ inline constexpr int64_t kQuadsPitch = kPreparedColumns * kQuad;
 static_assert(kPreparedColumns % kNR == 0);
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMM_COLUMNS_H_

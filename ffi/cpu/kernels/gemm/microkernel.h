@@ -13,8 +13,7 @@
 // decodes B, and can store the decoded values. GEMM and GEMV over [K, N] share this loop. A policy
 // defines a lane's contents and its multiplication (policy/lane_policy.h).
 
-#ifndef JAXFP8_CPU_KERNELS_GEMM_MICROKERNEL_H_
-#define JAXFP8_CPU_KERNELS_GEMM_MICROKERNEL_H_
+#pragma once
 
 #include "cpu/kernels/gemm/scaled_sums.h"
 #include "cpu/kernels/kernel.h"
@@ -141,5 +140,3 @@ void Multiply(const PackedRows& rows, const uint8_t* panel, int64_t depth, void*
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMM_MICROKERNEL_H_

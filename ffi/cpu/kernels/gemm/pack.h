@@ -6,8 +6,7 @@
 //     B [N][K]  --transpose, QuadColumns-->            b0 b1 ... b(NR-1)   group 1
 //     prepared  --QuadColumns-->                       ...
 
-#ifndef JAXFP8_CPU_KERNELS_GEMM_PACK_H_
-#define JAXFP8_CPU_KERNELS_GEMM_PACK_H_
+#pragma once
 
 #include <algorithm>
 
@@ -228,5 +227,3 @@ void AddColumnSums(const Block& block, const Panel& panel) {
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMM_PACK_H_

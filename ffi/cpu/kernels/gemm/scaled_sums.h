@@ -2,8 +2,7 @@
 //
 //     acc (L1, or registers)   - zero points   * scale_a * scale_b   --> sums, float64 or float32
 
-#ifndef JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_
-#define JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_
+#pragma once
 
 #include <type_traits>
 
@@ -93,5 +92,3 @@ template <typename Vector>
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_

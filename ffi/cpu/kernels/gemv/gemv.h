@@ -1,7 +1,6 @@
 // GEMV and skinny M by unpacked columns, for any policy: by the layout of B.
 
-#ifndef JAXFP8_CPU_KERNELS_GEMV_GEMV_H_
-#define JAXFP8_CPU_KERNELS_GEMV_GEMV_H_
+#pragma once
 
 #include "cpu/kernels/gemm/pack_and_multiply.h"
 #include "cpu/kernels/gemv/gemv_kn.h"
@@ -37,5 +36,3 @@ void Gemv(const Side& side, const ChunkRun& run, int rows, const Panel& columns,
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMV_GEMV_H_

@@ -8,8 +8,7 @@
 //       b = decode(8 x kNR)                  in registers
 //       acc[r][kNR] += a * b                 accumulators of all columns in L1 or L2
 
-#ifndef JAXFP8_CPU_KERNELS_GEMV_GEMV_KN_H_
-#define JAXFP8_CPU_KERNELS_GEMV_GEMV_KN_H_
+#pragma once
 
 #include <algorithm>
 
@@ -219,5 +218,3 @@ void GemvKnRun(const Side& side, const ChunkRun& run, const Panel& columns, void
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMV_GEMV_KN_H_

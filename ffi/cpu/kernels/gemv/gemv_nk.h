@@ -11,8 +11,7 @@
 //
 // More than kGemvRows rows take the columns of a tile again, out of L1.
 
-#ifndef JAXFP8_CPU_KERNELS_GEMV_GEMV_NK_H_
-#define JAXFP8_CPU_KERNELS_GEMV_GEMV_NK_H_
+#pragma once
 
 #include <algorithm>
 #include <bit>
@@ -359,5 +358,3 @@ class GemvNk {
 };
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_GEMV_GEMV_NK_H_

@@ -1,7 +1,6 @@
 // Rows of the kernel table for one shape of kernel.
 
-#ifndef JAXFP8_CPU_KERNELS_ISA_ENTRY_H_
-#define JAXFP8_CPU_KERNELS_ISA_ENTRY_H_
+#pragma once
 
 #include "cpu/kernels/epilogue/epilogue.h"
 #include "cpu/kernels/gemm/microkernel.h"
@@ -83,5 +82,3 @@ constexpr Kernel Entry(const char* name, unsigned needs, ComputeType compute) {
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_ISA_ENTRY_H_

@@ -4,8 +4,7 @@
 // transposed into scratch, 16 x 16 or 16 x 64 bytes at a time in registers. Any other layout is
 // copied value by value.
 
-#ifndef JAXFP8_CPU_KERNELS_OPERAND_LINES_H_
-#define JAXFP8_CPU_KERNELS_OPERAND_LINES_H_
+#pragma once
 
 #include <algorithm>
 
@@ -189,5 +188,3 @@ struct LinesTogether {
 };
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_OPERAND_LINES_H_

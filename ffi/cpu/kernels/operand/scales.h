@@ -1,7 +1,6 @@
 // Scales and zero points of the lines of a block.
 
-#ifndef JAXFP8_CPU_KERNELS_OPERAND_SCALES_H_
-#define JAXFP8_CPU_KERNELS_OPERAND_SCALES_H_
+#pragma once
 
 #include <algorithm>
 
@@ -120,5 +119,3 @@ inline F32 Zeros(const double* zero) {
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_OPERAND_SCALES_H_

@@ -5,8 +5,7 @@
 // bfloat16 holds every 8-bit value, subnormals of FP8 included, as a normal number. The instruction
 // itself takes subnormal bfloat16 for 0: activations below 1.2e-38 do not count.
 
-#ifndef JAXFP8_CPU_KERNELS_POLICY_BF16_PAIRS_H_
-#define JAXFP8_CPU_KERNELS_POLICY_BF16_PAIRS_H_
+#pragma once
 
 #include "cpu/kernels/decode/decode.h"
 #include "cpu/kernels/policy/lane_policy.h"
@@ -147,5 +146,3 @@ struct Bf16Pairs {
 static_assert(LanePolicy<Bf16Pairs>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_POLICY_BF16_PAIRS_H_

@@ -2,8 +2,7 @@
 //
 //     lane:  | a[k] |     acc[lane] += a[k] * b[k][lane]
 
-#ifndef JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_
-#define JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_
+#pragma once
 
 #include "cpu/kernels/decode/decode.h"
 #include "cpu/kernels/operand/scales.h"
@@ -129,5 +128,3 @@ struct Float32 {
 static_assert(LanePolicy<Float32>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_

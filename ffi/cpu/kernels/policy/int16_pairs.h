@@ -2,8 +2,7 @@
 //
 //     lane:  | a[k] a[k+1] |     acc[lane] += a[k] * b[k][lane] + a[k+1] * b[k+1][lane]
 
-#ifndef JAXFP8_CPU_KERNELS_POLICY_INT16_PAIRS_H_
-#define JAXFP8_CPU_KERNELS_POLICY_INT16_PAIRS_H_
+#pragma once
 
 #include <limits>
 
@@ -163,5 +162,3 @@ struct Int16Pairs {
 static_assert(LanePolicy<Int16Pairs>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_POLICY_INT16_PAIRS_H_

@@ -7,8 +7,7 @@
 // part of the zero point. Sums of rows are computed once, during packing; sums of columns only if
 // rows have a zero point or a shift.
 
-#ifndef JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_
-#define JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -110,5 +109,3 @@ using SignedInt8Quads = Int8QuadsOf<true>;  // by tiles
 static_assert(LanePolicy<Int8Quads> && LanePolicy<SignedInt8Quads>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_

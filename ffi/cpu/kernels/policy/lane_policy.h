@@ -7,8 +7,7 @@
 //     Int16Pairs      2 16-bit integers     int32         portable, AVX2, AVX-512
 //     Int8Quads       4 bytes               int32         AVX-512 VNNI, AMX
 
-#ifndef JAXFP8_CPU_KERNELS_POLICY_LANE_POLICY_H_
-#define JAXFP8_CPU_KERNELS_POLICY_LANE_POLICY_H_
+#pragma once
 
 #include <concepts>
 #include <cstdint>
@@ -55,5 +54,3 @@ constexpr int ShiftOf(DType type, DType shifted) {
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_POLICY_LANE_POLICY_H_

@@ -1,7 +1,6 @@
 // The quantising functions of an instruction set: three, each on a run of values in a row.
 
-#ifndef JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_KERNEL_H_
-#define JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_KERNEL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -33,5 +32,3 @@ QuantizeKernel QuantizeKernelOf(DType in, DType out);
 #endif
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_KERNEL_H_

@@ -3,8 +3,7 @@
 //   x -> magnitude bits -> max -> amax
 //   x -> / or * scale -> round and saturate -> 32-bit codes -> narrowed to bytes
 
-#ifndef JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_
-#define JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_
+#pragma once
 
 #include <algorithm>
 #include <type_traits>
@@ -242,5 +241,3 @@ QuantizeKernel QuantizeKernelOf(DType in, DType out) {
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_

@@ -1,7 +1,6 @@
 // Squares of 32-bit lanes transposed in registers: rows packed along K become columns.
 
-#ifndef JAXFP8_CPU_KERNELS_SIMD_TRANSPOSE_H_
-#define JAXFP8_CPU_KERNELS_SIMD_TRANSPOSE_H_
+#pragma once
 
 #include "cpu/kernels/simd/vector.h"
 
@@ -54,5 +53,3 @@ inline void TransposeLanes(const int32_t* from, int64_t from_pitch, int32_t* to,
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_SIMD_TRANSPOSE_H_

@@ -3,8 +3,7 @@
 // Kernels are written once, on these vectors. A file for each instruction set includes them with
 // JAXFP8_ISA naming the namespace: copies for different machines never meet in the linker.
 
-#ifndef JAXFP8_CPU_KERNELS_SIMD_VECTOR_H_
-#define JAXFP8_CPU_KERNELS_SIMD_VECTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -142,5 +141,3 @@ inline __m256i DwordsToLanes(__m256i bytes) {
 #endif
 
 }  // namespace jaxfp8::JAXFP8_ISA
-
-#endif  // JAXFP8_CPU_KERNELS_SIMD_VECTOR_H_
