@@ -18,46 +18,32 @@ _LEVEL = 1.03
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Contenders for one result.
+    """Contenders for one result."""
 
-    Attributes:
-      name: the computation.
-      contenders: by name; ours first.
-      flops: operations of one unit, or 0 if memory is the limit.
-      bytes: the least bytes moved by one unit.
-      moved: bytes of a contender of whole steps; `bytes` are those of the others.
-      product: the kind of its products, a key of `peaks`; "" if no peak is known.
-      peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
-        byte, a unit of a kind of products an operation.
-      exact: gives the result in float64, for tests; None if nothing is known to be exact.
-      note: what a reader has to know beside the times.
-    """
-
-    name: str
-    contenders: Mapping[str, Contender | Missing]
-    flops: float = 0.0
-    bytes: float = 0.0
+    name: str  # the computation
+    contenders: Mapping[str, Contender | Missing]  # by name; ours first
+    flops: float = 0.0  # operations of one unit, or 0 if memory is the limit
+    bytes: float = 0.0  # the least bytes moved by one unit
+    # Bytes of a contender of whole steps; `bytes` are those of the others.
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    product: str = ""
+    product: str = ""  # the kind of its products, a key of `peaks`; "" if no peak is known
+    # Loops at the limit of the machine, timed in the same rounds. A unit of "read" is a byte, a
+    # unit of a kind of products an operation.
     peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
+    # Gives the result in float64, for tests; None if nothing is known to be exact.
     exact: Callable[[], np.ndarray] | None = None
-    note: str = ""
+    note: str = ""  # what a reader has to know beside the times
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A case and its results.
-
-    Attributes:
-      case: the case.
-      timings: for each contender its timing, or why there is none.
-      peaks: the best rates in the same rounds, in bytes or operations per second.
-      profiles: the kernels of contenders with a program, or why they are unknown.
-    """
+    """A case and its results."""
 
     case: Case
-    timings: Mapping[str, Timing | Missing]
+    timings: Mapping[str, Timing | Missing]  # for each contender its timing, or why there is none
+    # The best rates in the same rounds, in bytes or operations per second.
     peaks: Mapping[str, float]
+    # The kernels of contenders with a program, or why they are unknown.
     profiles: Mapping[str, Kernels | Missing] = dataclasses.field(default_factory=dict)
 
     @property

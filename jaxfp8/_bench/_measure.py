@@ -35,31 +35,20 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds for one unit of work.
+    """Seconds for one unit of work."""
 
-    Attributes:
-      median: over the rounds.
-      spread: half the distance between the quartiles, as a share of the median.
-    """
-
-    median: float
-    spread: float
+    median: float  # over the rounds
+    spread: float  # half the distance between the quartiles, as a share of the median
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One way to do some work.
+    """One way to do some work."""
 
-    Attributes:
-      enqueue: starts the work once and returns its result.
-      wait: waits for the result of `enqueue`.
-      units: units of work of one call of `enqueue`.
-      program: the text of a compiled program. With one, the work is profiled by kernel, too.
-    """
-
-    enqueue: Callable[[], Any]
-    wait: Callable[[Any], object] = jax.block_until_ready
-    units: float = 1
+    enqueue: Callable[[], Any]  # starts the work once and returns its result
+    wait: Callable[[Any], object] = jax.block_until_ready  # waits for the result of `enqueue`
+    units: float = 1  # units of work of one call of `enqueue`
+    # The text of a compiled program. With one, the work is profiled by kernel, too.
     program: str = ""
 
     def seconds(self, calls: int) -> float:

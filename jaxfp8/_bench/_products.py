@@ -43,17 +43,11 @@ _BY_MEMORY = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind(Way):
-    """A way to multiply, and what it is timed beside.
+    """A way to multiply, and what it is timed beside."""
 
-    Attributes:
-      has_bias: whether a bias in float32 is added.
-      rounds_in_call: whether the timed call quantises `x`, too.
-      has_peers: whether wider products and oneDNN are timed on the CPU.
-    """
-
-    has_bias: bool = False
-    rounds_in_call: bool = False
-    has_peers: bool = False
+    has_bias: bool = False  # whether a bias in float32 is added
+    rounds_in_call: bool = False  # whether the timed call quantises `x`, too
+    has_peers: bool = False  # whether wider products and oneDNN are timed on the CPU
 
     @property
     def limit(self) -> str:

@@ -48,34 +48,22 @@ R = TypeVar("R", bound=Result)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(Generic[R]):
-    """The plan of a run.
+    """The plan of a run."""
 
-    Attributes:
-      parts: measuring functions, by name.
-      names: the lines of `--list`.
-      platform: "cpu" or "cuda".
-      json, plot: files to write, or None.
-      settings: the options, for the record.
-      schema: names the fields of the JSON.
-      key: the field of the JSON with the results.
-      record: a result as JSON.
-      show: shows a result as soon as it is known.
-      finish: shows a summary of all results, and returns whether the run failed.
-      figure: draws all results under a title, with matplotlib.
-    """
-
-    parts: Mapping[str, Callable[[], R]]
-    names: Sequence[str]
-    platform: str
+    parts: Mapping[str, Callable[[], R]]  # measuring functions, by name
+    names: Sequence[str]  # the lines of `--list`
+    platform: str  # "cpu" or "cuda"
+    # json, plot: files to write, or None.
     json: str | None
     plot: str | None
-    settings: Mapping[str, Any]
-    schema: int | str
-    key: str
-    record: Callable[[R], dict[str, Any]]
-    show: Callable[[Screen, R], None]
+    settings: Mapping[str, Any]  # the options, for the record
+    schema: int | str  # names the fields of the JSON
+    key: str  # the field of the JSON with the results
+    record: Callable[[R], dict[str, Any]]  # a result as JSON
+    show: Callable[[Screen, R], None]  # shows a result as soon as it is known
+    # Shows a summary of all results, and returns whether the run failed.
     finish: Callable[[Screen, Sequence[R]], bool]
-    figure: Callable[[str, Sequence[R]], Any]
+    figure: Callable[[str, Sequence[R]], Any]  # draws all results under a title, with matplotlib
 
     def text(self, machine: dict[str, Any], done: Sequence[R]) -> str:
         """The whole run as JSON."""

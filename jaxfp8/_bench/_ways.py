@@ -25,20 +25,14 @@ FLOATS = Recipe(name="floats", weight=None)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to multiply `x` [M, K] by `w` [K, N], both float32.
+    """One way to multiply `x` [M, K] by `w` [K, N], both float32."""
 
-    Attributes:
-      name: its name in tables.
-      recipe: formats of the operands, and compute type of the product.
-      x_dtype, w_dtype: floats to convert operands to before that.
-      out_dtype: of the product.
-    """
-
-    name: str
-    recipe: Recipe
+    name: str  # its name in tables
+    recipe: Recipe  # formats of the operands, and compute type of the product
+    # x_dtype, w_dtype: floats to convert operands to before that.
     x_dtype: DTypeLike = jnp.float32
     w_dtype: DTypeLike = jnp.float32
-    out_dtype: DTypeLike = jnp.float32
+    out_dtype: DTypeLike = jnp.float32  # of the product
 
     def hold_x(self, x: jax.Array) -> QArray | jax.Array:
         """The left operand as stored."""

@@ -41,17 +41,11 @@ _TYPICAL_GPU = 90
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-      name: the subject of the check.
-      text: the result.
-      remedy: the command or advice to repair it; None if nothing is broken.
-    """
-
-    name: str
+    name: str  # the subject of the check
     text: str
-    remedy: str | None = None
+    remedy: str | None = None  # the command or advice to repair it; None if nothing is broken
 
 
 def run() -> int:

@@ -36,19 +36,14 @@ _BLOCK = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A product of activations [M, K] and a weight [N, K].
+    """A product of activations [M, K] and a weight [N, K]."""
 
-    Attributes:
-      name: as users know it.
-      lhs, rhs: dtypes.
-      rows: M.
-      in_blocks: whether scales hold for 128 values of K, and not for a row or a column.
-    """
-
-    name: str
+    name: str  # as users know it
+    # lhs, rhs: dtypes.
     lhs: str
     rhs: str = "float8_e4m3fn"
-    rows: int
+    rows: int  # M
+    # Whether scales hold for 128 values of K, and not for a row or a column.
     in_blocks: bool = False
 
 
@@ -66,17 +61,11 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A kind of product in a size.
+    """A kind of product in a size."""
 
-    Attributes:
-      kind: sides and rows.
-      size: N and K.
-      spec: as the library is asked for it.
-    """
-
-    kind: Kind
-    size: int
-    spec: ScaledDotSpec
+    kind: Kind  # sides and rows
+    size: int  # N and K
+    spec: ScaledDotSpec  # as the library is asked for it
 
     @property
     def sizes(self) -> str:
@@ -129,15 +118,10 @@ def _multiply(x: jax.Array | QArray, w: jax.Array | QArray) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a product.
+    """The result of a product."""
 
-    Attributes:
-      excess: error beyond the bound of docs/design.md; at most 0 if the product is right.
-      ran: the kernels called.
-    """
-
-    excess: float
-    ran: tuple[str, ...]
+    excess: float  # error beyond the bound of docs/design.md; at most 0 if the product is right
+    ran: tuple[str, ...]  # the kernels called
 
 
 def multiply(problem: Problem, platform: str) -> Outcome:

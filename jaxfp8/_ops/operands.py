@@ -23,29 +23,18 @@ Operand = ArrayLike | QArray | TransposedArray | PreparedArray
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """One operand as the primitive takes it.
-
-    Attributes:
-      values: the values.
-      dtype: their logical dtype.
-      scale: a wide float, one per tile, or None.
-      zero_point: int32, int8 or uint8, one per tile, or None.
-      tiles: tile sizes by axis.
-      result_dtype: the output dtype from this side if the user states none.
-      axes: by the user's axis, the axis of `values`; None if they are the same.
-      summed: the only axis a product may sum over, counted from the end of the shape; None for any.
-      sums: the sums of the values over it, of size 1 there, or None.
-    """
+    """One operand as the primitive takes it."""
 
     values: jax.Array
-    dtype: np.dtype
-    scale: jax.Array | None = None
-    zero_point: jax.Array | None = None
-    tiles: Shape
-    result_dtype: np.dtype | None
-    axes: Shape | None = None
+    dtype: np.dtype  # their logical dtype
+    scale: jax.Array | None = None  # a wide float, one per tile, or None
+    zero_point: jax.Array | None = None  # int32, int8 or uint8, one per tile, or None
+    tiles: Shape  # tile sizes by axis
+    result_dtype: np.dtype | None  # the output dtype from this side if the user states none
+    axes: Shape | None = None  # by the user's axis, the axis of `values`; None if they are the same
+    # The only axis a product may sum over, counted from the end of the shape; None for any.
     summed: int | None = None
-    sums: jax.Array | None = None
+    sums: jax.Array | None = None  # the sums of the values over it, of size 1 there, or None
 
     @property
     def shape(self) -> Shape:

@@ -41,29 +41,20 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of a layer of linen or nnx, in floats and in 8 bits.
+    """One call of a layer of linen or nnx, in floats and in 8 bits."""
 
-    Attributes:
-      path, kind: of the layer.
-      recipe: for inference or for training.
-      wide: the weight in floats.
-      held: the weight as the layer holds it; not for training.
-      is_known: whether `wide` was never rounded. If not, its error is not measured.
-      x: the input in floats.
-      numbers: dimension numbers of the product; None if rows of the weight are looked up.
-      scale: of the activations of a static recipe.
-      state: delayed scalings of activations and weight.
-    """
-
+    # path, kind: of the layer.
     path: str
     kind: str
-    recipe: Recipe | TrainingRecipe
-    wide: Any
-    held: Any = None
-    is_known: bool = True
-    x: Any = None
+    recipe: Recipe | TrainingRecipe  # for inference or for training
+    wide: Any  # the weight in floats
+    held: Any = None  # the weight as the layer holds it; not for training
+    is_known: bool = True  # whether `wide` was never rounded. If not, its error is not measured
+    x: Any = None  # the input in floats
+    # Dimension numbers of the product; None if rows of the weight are looked up.
     numbers: DimensionNumbers | None = None
-    scale: Any = None
+    scale: Any = None  # of the activations of a static recipe
+    # Delayed scalings of activations and weight.
     state: tuple[Scaling | None, Scaling | None] = (None, None)
 
     @property

@@ -38,20 +38,14 @@ _OF_INPUTS = (_INPUT_SCALE, "input_zero_point", "output_scale")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """A parameter of a model, as far as a tensor has to fit it.
+    """A parameter of a model, as far as a tensor has to fit it."""
 
-    Attributes:
-      path: its path in the model.
-      shape: its shape.
-      contracting: the contracted axes of a layer's weight; None if it is something else, with the
-        axes of its tensor.
-      batch: batch axes of its product, stacked layers among them.
-    """
-
-    path: str
-    shape: Shape
+    path: str  # its path in the model
+    shape: Shape  # its shape
+    # The contracted axes of a layer's weight; None if it is something else, with the axes of its
+    # tensor.
     contracting: Shape | None = None
-    batch: Shape = ()
+    batch: Shape = ()  # batch axes of its product, stacked layers among them
 
     def of_one(self) -> Place:
         """The same for one of several parameters stacked along the first axis."""

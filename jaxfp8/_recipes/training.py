@@ -144,23 +144,15 @@ def check_state(operation: str, recipe: Any, state: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """The facts of a product known before its data.
+    """The facts of a product known before its data."""
 
-    Attributes:
-      numbers: normalised dimension numbers.
-      recipe: how tensors are scaled.
-      out_dtype: dtype of the output.
-      types: those of the operands, and so of their gradients.
-      out_sharding: of the output, as the caller states it.
-      evaluates: whether a derivative is no training step either.
-    """
-
-    numbers: DimensionNumbers
-    recipe: TrainingRecipe
-    out_dtype: np.dtype
+    numbers: DimensionNumbers  # normalised dimension numbers
+    recipe: TrainingRecipe  # how tensors are scaled
+    out_dtype: np.dtype  # dtype of the output
+    # Those of the operands, and so of their gradients.
     types: tuple[jax.core.ShapedArray, jax.core.ShapedArray]
-    out_sharding: Any
-    evaluates: bool
+    out_sharding: Any  # of the output, as the caller states it
+    evaluates: bool  # whether a derivative is no training step either
 
 
 _KEEP_FLOATS = (

@@ -23,23 +23,17 @@ from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, OperandSpec, Scal
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codes:
-    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays stacked by a scan.
+    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays stacked by a scan."""
 
-    Attributes:
-      values: the codes, as uint8.
-      scale: float32, one per tile.
-      wide: the operand in floats, if the product is to be differentiated. The value of the
-        product does not depend on it.
-      tiles: size of the tile by axis of the values.
-      dtype: logical dtype of the values.
-      order: the axes of the operand in the order of the values.
-    """
-
-    values: jax.Array
-    scale: jax.Array
+    values: jax.Array  # the codes, as uint8
+    scale: jax.Array  # float32, one per tile
+    # The operand in floats, if the product is to be differentiated. The value of the product does
+    # not depend on it.
     wide: jax.Array | None = None
+    # Size of the tile by axis of the values.
     tiles: Shape = dataclasses.field(metadata={"static": True})
-    dtype: str = dataclasses.field(metadata={"static": True})
+    dtype: str = dataclasses.field(metadata={"static": True})  # logical dtype of the values
+    # The axes of the operand in the order of the values.
     order: Shape = dataclasses.field(metadata={"static": True})
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:

@@ -30,18 +30,14 @@ _MOST_TRACES = 256
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rewritten:
-    """The rewrite of a function for some arguments.
+    """The rewrite of a function for some arguments."""
 
-    Attributes:
-      trace: the function as it was traced.
-      call: the rewritten function, from constants and flat arrays to flat arrays; None where no dot
-        was captured.
-      bare: the same, without a jit of its own and with the output in its structure; None where the
-        call must not be traced by another jit.
-    """
-
-    trace: Trace
+    trace: Trace  # the function as it was traced
+    # The rewritten function, from constants and flat arrays to flat arrays; None where no dot was
+    # captured.
     call: Callable[..., Any] | None = None
+    # The same, without a jit of its own and with the output in its structure; None where the call
+    # must not be traced by another jit.
     bare: Callable[..., Any] | None = None
 
     @property

@@ -279,19 +279,15 @@ def let_extended_dtypes_add() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a call in a program: the devices and mesh axes among which XLA may split it.
+    """The place of a call in a program: the devices and mesh axes among which XLA may split it."""
 
-    Attributes:
-      devices: as many stand-ins as the program has devices. JAX names the devices to a lowering
-        rule only if the program is confined to one mesh. Partitioning needs only their number.
-      axes: in a `shard_map` over a part of a mesh, the axes left to XLA; elsewhere none, and XLA
-        splits the call over all devices.
-      mesh: that mesh.
-    """
-
+    # As many stand-ins as the program has devices. JAX names the devices to a lowering rule only if
+    # the program is confined to one mesh. Partitioning needs only their number.
     devices: tuple[Any, ...]
+    # In a `shard_map` over a part of a mesh, the axes left to XLA; elsewhere none, and XLA splits
+    # the call over all devices.
     axes: tuple[str, ...] = ()
-    mesh: Any = None
+    mesh: Any = None  # that mesh
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -22,17 +22,11 @@ _SLACK = 1 - 2.0**-22
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Granularity:
-    """The cut of an array of `shape` into tiles, one scale each.
+    """The cut of an array of `shape` into tiles, one scale each."""
 
-    Attributes:
-      shape: shape of the array.
-      tiles: size of the tile on each axis, at least 1.
-      counts: number of tiles on each axis; the last may be partial.
-    """
-
-    shape: Shape
-    tiles: Shape
-    counts: Shape
+    shape: Shape  # shape of the array
+    tiles: Shape  # size of the tile on each axis, at least 1
+    counts: Shape  # number of tiles on each axis; the last may be partial
 
     @property
     def stated_tiles(self) -> Tiles | None:

@@ -36,15 +36,10 @@ _STEPS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """Whether a way stays within its bounds.
+    """Whether a way stays within its bounds."""
 
-    Attributes:
-      share: the largest error, as a share of its bound.
-      what: its place.
-    """
-
-    share: float
-    what: str
+    share: float  # the largest error, as a share of its bound
+    what: str  # its place
 
     @property
     def passed(self) -> bool:

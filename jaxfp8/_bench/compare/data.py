@@ -37,17 +37,11 @@ FORM = f"{', '.join(DISTRIBUTIONS)}, a weight W.npy [K, N], or X.npy,W.npy with 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """Two operands in float32.
+    """Two operands in float32."""
 
-    Attributes:
-      name: "MxNxK", and their source.
-      x: [M, K].
-      w: [K, N].
-    """
-
-    name: str
-    x: np.ndarray
-    w: np.ndarray
+    name: str  # "MxNxK", and their source
+    x: np.ndarray  # [M, K]
+    w: np.ndarray  # [K, N]
 
     @property
     def shape(self) -> Shape:

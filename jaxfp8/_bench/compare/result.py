@@ -24,21 +24,13 @@ STAGES = (KERNEL, LAYER, END_TO_END)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A way on one pair of operands.
+    """A way on one pair of operands."""
 
-    Attributes:
-      way: the name of the way.
-      error: of the product, against float64.
-      bytes: of the stored operands, and of the output in float32.
-      check: the check of its bounds; None if not requested.
-      timings: by stage.
-    """
-
-    way: str
-    error: Error
-    bytes: int
-    check: Check | None
-    timings: Mapping[str, Timing | Missing] = dataclasses.field(default_factory=dict)
+    way: str  # the name of the way
+    error: Error  # of the product, against float64
+    bytes: int  # of the stored operands, and of the output in float32
+    check: Check | None  # the check of its bounds; None if not requested
+    timings: Mapping[str, Timing | Missing] = dataclasses.field(default_factory=dict)  # by stage
 
     def seconds(self, stage: str) -> float | None:
         """The median of a stage; None if not measured."""
@@ -48,19 +40,12 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared:
-    """All ways on one pair of operands.
+    """All ways on one pair of operands."""
 
-    Attributes:
-      name: sizes and distribution.
-      shape: M, N and K.
-      results: of the completed ways.
-      missing: by name, the reason why a way did not run.
-    """
-
-    name: str
-    shape: tuple[int, int, int]
-    results: Sequence[Result]
-    missing: Mapping[str, str]
+    name: str  # sizes and distribution
+    shape: tuple[int, int, int]  # M, N and K
+    results: Sequence[Result]  # of the completed ways
+    missing: Mapping[str, str]  # by name, the reason why a way did not run
 
     @property
     def operations(self) -> float:

@@ -67,14 +67,10 @@ def _bytes(array: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The devices by axes of prime size: XLA may split an array by part of a mesh axis.
+    """The devices by axes of prime size: XLA may split an array by part of a mesh axis."""
 
-    Attributes:
-      local: the devices of the split call, in XLA's numbering.
-      whole: the program's devices, for sums over devices. It has the axes of `local` and others.
-    """
-
-    local: Mesh
+    local: Mesh  # the devices of the split call, in XLA's numbering
+    # The program's devices, for sums over devices. It has the axes of `local` and others.
     whole: Mesh
 
 

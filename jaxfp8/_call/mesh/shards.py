@@ -23,20 +23,16 @@ Names = tuple[str | None, ...]  # the factor of each axis of an array, None if i
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Factors:
-    """The axes of a call that are split together.
+    """The axes of a call that are split together."""
 
-    Attributes:
-      operands, results: the factor of each axis of each array.
-      pieces: the number of equal parts each factor can be cut into.
-      ragged: factors free to be cut into any number of parts. XLA pads arrays to equal parts.
-        Results of the padding are dropped with it, or are zero.
-      behind: the number of epilogue operands, the last ones. All results follow the sum too.
-    """
-
+    # operands, results: the factor of each axis of each array.
     operands: tuple[Names, ...]
     results: tuple[Names, ...]
-    pieces: Mapping[str, int]
+    pieces: Mapping[str, int]  # the number of equal parts each factor can be cut into
+    # Factors free to be cut into any number of parts. XLA pads arrays to equal parts. Results of
+    # the padding are dropped with it, or are zero.
     ragged: frozenset[str] = frozenset()
+    # The number of epilogue operands, the last ones. All results follow the sum too.
     behind: int = 0
 
     def fits(self, name: str, parts: int) -> bool:
@@ -50,17 +46,12 @@ class Factors:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The split of a call: each device has one part of each factor.
+    """The split of a call: each device has one part of each factor."""
 
-    Attributes:
-      mesh: the devices.
-      mesh_axes: by factor, its mesh axes.
-      scattered: by factor, its mesh axes after the sum only: a sum over devices along such an axis
-        is a reduce-scatter.
-    """
-
-    mesh: Mesh | AbstractMesh
-    mesh_axes: Mapping[str, tuple[str, ...]]
+    mesh: Mesh | AbstractMesh  # the devices
+    mesh_axes: Mapping[str, tuple[str, ...]]  # by factor, its mesh axes
+    # By factor, its mesh axes after the sum only: a sum over devices along such an axis is a
+    # reduce-scatter.
     scattered: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property

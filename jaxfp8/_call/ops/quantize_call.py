@@ -56,18 +56,13 @@ def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Arr
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A tensor in 8 bits with one scale.
+    """A tensor in 8 bits with one scale."""
 
-    Attributes:
-      codes: of the shape of the tensor.
-      transposed: the same with the axes from `transpose_from` on before the others, or None.
-      scale: float32, every axis of size 1.
-      amax: float32, likewise: the largest finite magnitude if the scale was given, else None.
-    """
-
-    codes: jax.Array
+    codes: jax.Array  # of the shape of the tensor
+    # The same with the axes from `transpose_from` on before the others, or None.
     transposed: jax.Array | None
-    scale: jax.Array
+    scale: jax.Array  # float32, every axis of size 1
+    # Float32, likewise: the largest finite magnitude if the scale was given, else None.
     amax: jax.Array | None
 
 

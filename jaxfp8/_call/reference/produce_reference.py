@@ -42,19 +42,12 @@ Axis = TypeVar("Axis")  # stands for an axis: its size, or its factor on a mesh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowScale:
-    """How the scale of a row follows from its amax.
+    """How the scale of a row follows from its amax."""
 
-    Attributes:
-      amax_floor: the least amax that counts as itself.
-      scale_floor: the least scale.
-      of_zeros: the scale of a row of zeros, where 0 / 0 is NaN in FP8.
-      of_nan: the scale of a row that holds NaN.
-    """
-
-    amax_floor: float = 0.0
-    scale_floor: float = 0.0
-    of_zeros: float = 0.0
-    of_nan: float = float("nan")
+    amax_floor: float = 0.0  # the least amax that counts as itself
+    scale_floor: float = 0.0  # the least scale
+    of_zeros: float = 0.0  # the scale of a row of zeros, where 0 / 0 is NaN in FP8
+    of_nan: float = float("nan")  # the scale of a row that holds NaN
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowScale) and self._key() == other._key()
@@ -68,20 +61,14 @@ class RowScale:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NormForm:
-    """What a norm does beside its means: RMSNorm, or LayerNorm where the mean is taken away.
+    """What a norm does beside its means: RMSNorm, or LayerNorm where the mean is taken away."""
 
-    Attributes:
-      centred: whether the mean is taken away first.
-      has_gain, has_shift: whether there is a vector to multiply by, and one to add.
-      rounded_first: whether what the gain multiplies is rounded to the dtype of `x`.
-      rounded_second: whether what the shift is added to is.
-    """
-
-    centred: bool = False
+    centred: bool = False  # whether the mean is taken away first
+    # has_gain, has_shift: whether there is a vector to multiply by, and one to add.
     has_gain: bool = False
     has_shift: bool = False
-    rounded_first: bool = False
-    rounded_second: bool = False
+    rounded_first: bool = False  # whether what the gain multiplies is rounded to the dtype of `x`
+    rounded_second: bool = False  # whether what the shift is added to is
 
     @property
     def vectors(self) -> int:
@@ -91,13 +78,9 @@ class NormForm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm(NormForm):
-    """A norm that finds its means.
+    """A norm that finds its means."""
 
-    Attributes:
-      epsilon: what is added to the mean square.
-    """
-
-    epsilon: float
+    epsilon: float  # what is added to the mean square
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,27 +95,20 @@ class ProduceSpec:
     The results of a found scale are the codes; in float32 the scale and the amax, [..., 1]. Those
     of given scales are the codes of each and, if wanted, their transposed copy; then the amax,
     float32 with axes of size 1.
-
-    Attributes:
-      dtype: of the codes.
-      rule: how the scale of a row is found; None where scales are given.
-      scales: how many scales are given.
-      row_dtype: of the values that are quantised; None for the dtype of `x`, narrower where `x` is
-        rounded.
-      norm: the norm, with an epsilon where it finds its means; None for an activation and a factor,
-        or a rounding.
-      activation: of `x`, as `ScaledDotSpec` has it. Its value is rounded to the 16-bit dtype.
-      has_factor: whether there is an array to multiply by.
-      transpose_from: the first of the axes that transposed copies have in front; None for none.
     """
 
-    dtype: np.dtype
-    rule: RowScale | None = None
-    scales: int = 0
+    dtype: np.dtype  # of the codes
+    rule: RowScale | None = None  # how the scale of a row is found; None where scales are given
+    scales: int = 0  # how many scales are given
+    # Of the values that are quantised; None for the dtype of `x`, narrower where `x` is rounded.
     row_dtype: np.dtype | None = None
+    # The norm, with an epsilon where it finds its means; None for an activation and a factor, or a
+    # rounding.
     norm: NormForm | None = None
+    # Of `x`, as `ScaledDotSpec` has it. Its value is rounded to the 16-bit dtype.
     activation: str = "none"
-    has_factor: bool = False
+    has_factor: bool = False  # whether there is an array to multiply by
+    # The first of the axes that transposed copies have in front; None for none.
     transpose_from: int | None = None
 
     def __post_init__(self) -> None:

@@ -34,24 +34,18 @@ class QuantizeSpec:
 
     Its results, in this order: the codes; their transposed copy; and one value for each tile,
     the chosen scale or the amax. The properties say which of them there are.
-
-    Attributes:
-      dtype: dtype of the codes; None where only the amax is wanted.
-      tiles: size, by axis, of the tile that shares one scale; at least 1. The last may be partial.
-      given_scale: whether the scale is an operand. Otherwise it is chosen.
-      transpose_from: the first of the axes that the transposed copy has in front; None for no
-        such copy.
-      plain: whether the rule is the plain one. Tiles are then rows or the whole array.
-      multiplies: whether codes are of `x * scale`, under the plain rule, and not of `x / scale`.
-      lowest: the lowest code of int8 under the plain rule; None for the lowest there is.
     """
 
-    dtype: np.dtype | None
+    dtype: np.dtype | None  # dtype of the codes; None where only the amax is wanted
+    # Size, by axis, of the tile that shares one scale; at least 1. The last may be partial.
     tiles: Shape
-    given_scale: bool = False
+    given_scale: bool = False  # whether the scale is an operand. Otherwise it is chosen
+    # The first of the axes that the transposed copy has in front; None for no such copy.
     transpose_from: int | None = None
-    plain: bool = False
+    plain: bool = False  # whether the rule is the plain one. Tiles are then rows or the whole array
+    # Whether codes are of `x * scale`, under the plain rule, and not of `x / scale`.
     multiplies: bool = False
+    # The lowest code of int8 under the plain rule; None for the lowest there is.
     lowest: int | None = None
 
     def told(self, x: Any) -> str:

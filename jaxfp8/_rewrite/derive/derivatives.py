@@ -29,32 +29,24 @@ Key = tuple[str, tuple[int, ...], tuple[Any, ...], bool]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Halves:
-    """The two halves of a derivative.
+    """The two halves of a derivative."""
 
-    Attributes:
-      first: from primals to outputs and residuals.
-      second: from residuals and tangents or cotangents to the derivative; linear in the latter.
-    """
-
-    first: Callable[..., tuple[Any, Any]]
+    first: Callable[..., tuple[Any, Any]]  # from primals to outputs and residuals
+    # From residuals and tangents or cotangents to the derivative; linear in the latter.
     second: Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Remake:
-    """The rewrite of the functions in a derivative.
+    """The rewrite of the functions in a derivative."""
 
-    Attributes:
-      split: takes the two halves as written, the primals, and whether JAX will transpose the second
-        half; returns the halves to use.
-      join: takes a function of primals and tangents that returns outputs and tangents, for what JAX
-        cannot split; returns the one to use. With None, JAX raises its error.
-      target: the machine for which the functions are decided.
-    """
-
+    # Takes the two halves as written, the primals, and whether JAX will transpose the second half;
+    # returns the halves to use.
     split: Callable[[Callable[..., Any], Callable[..., Any], Sequence[Any], bool], Halves]
+    # Takes a function of primals and tangents that returns outputs and tangents, for what JAX
+    # cannot split; returns the one to use. With None, JAX raises its error.
     join: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    target: Target | None = None
+    target: Target | None = None  # the machine for which the functions are decided
 
 
 def differentiable(

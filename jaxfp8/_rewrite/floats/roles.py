@@ -27,17 +27,11 @@ Kind = Literal["held", "given", "computed"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Role:
-    """The origin of an operand of a dot.
+    """The origin of an operand of a dot."""
 
-    Attributes:
-      kind: "held" in 8 bits already, "given" to the function, or "computed" in it.
-      source: the given array; None for another kind.
-      axes: for each axis of the source, its axes in the operand.
-    """
-
-    kind: Kind
-    source: Value | None = None
-    axes: tuple[Shape, ...] = ()
+    kind: Kind  # "held" in 8 bits already, "given" to the function, or "computed" in it
+    source: Value | None = None  # the given array; None for another kind
+    axes: tuple[Shape, ...] = ()  # for each axis of the source, its axes in the operand
 
 
 _COMPUTED = Role("computed")

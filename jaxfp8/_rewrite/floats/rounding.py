@@ -44,17 +44,11 @@ _IN_INT8 = Quantization(dtype=np.int8)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FloatDot:
-    """A dot of the float program.
-
-    Attributes:
-      site: the dot.
-      roles: the origins of its operands.
-      weight: the index of the weight among the operands, or None if neither is one.
-    """
+    """A dot of the float program."""
 
     site: DotSite
-    roles: tuple[Role, Role]
-    weight: int | None
+    roles: tuple[Role, Role]  # the origins of its operands
+    weight: int | None  # the index of the weight among the operands, or None if neither is one
 
     @property
     def rows(self) -> Any:
@@ -70,18 +64,14 @@ class FloatDot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounded:
-    """How each operand of a dot is rounded.
+    """How each operand of a dot is rounded."""
 
-    Attributes:
-      operands: the 8-bit form of each operand; None leaves it as it is.
-      compute: None, or "int8": float operands are rounded once more, as by `compute` of
-        `jaxfp8.dot_general`.
-      scope: a part of the dot's path in reports, unless "".
-    """
-
+    # The 8-bit form of each operand; None leaves it as it is.
     operands: tuple[Quantization | None, Quantization | None]
+    # None, or "int8": float operands are rounded once more, as by `compute` of
+    # `jaxfp8.dot_general`.
     compute: str | None = None
-    scope: str = ""
+    scope: str = ""  # a part of the dot's path in reports, unless ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

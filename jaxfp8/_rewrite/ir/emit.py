@@ -15,17 +15,12 @@ from jaxfp8._rewrite.ir.graph import Array, Op, Value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Ops in the order to run them, with their inputs and outputs.
+    """Ops in the order to run them, with their inputs and outputs."""
 
-    Attributes:
-      ops: each op once, with its inputs after replacements.
-      inputs: the values of the arguments of a run, in order.
-      outputs: the values of the results of a run, in order.
-    """
-
+    # Each op once, with its inputs after replacements.
     ops: tuple[tuple[Op, tuple[Value, ...]], ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[Value, ...]  # the values of the arguments of a run, in order
+    outputs: tuple[Value, ...]  # the values of the results of a run, in order
 
     def run(self, arrays: Sequence[Array], used: Sequence[int] | None = None) -> list[Array]:
         """Evaluate on arrays, one for each of `inputs`, or for those at the positions `used`."""

@@ -16,22 +16,14 @@ Step = Callable[[FusedDot], str | None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-    """This value is the scaled dot `dot` followed by steps.
+    """This value is the scaled dot `dot` followed by steps."""
 
-    Attributes:
-      dot: the dot and its operands.
-      value: the subject of this fact.
-      parent: the product before the last step, or None at the dot itself.
-      step: the last step, as a method of `FusedDot` with its arguments.
-      views: the transposes and reshapes among the steps.
-      ready: whether a kernel can stop here. After a clip without its conversion it cannot.
-    """
-
-    dot: ScaledDot
-    value: Value
-    parent: Product | None = None
-    step: Step | None = None
-    views: tuple[Op, ...] = ()
+    dot: ScaledDot  # the dot and its operands
+    value: Value  # the subject of this fact
+    parent: Product | None = None  # the product before the last step, or None at the dot itself
+    step: Step | None = None  # the last step, as a method of `FusedDot` with its arguments
+    views: tuple[Op, ...] = ()  # the transposes and reshapes among the steps
+    # Whether a kernel can stop here. After a clip without its conversion it cannot.
     ready: bool = True
 
     def ancestry(self) -> list[Product]:

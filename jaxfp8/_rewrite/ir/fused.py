@@ -94,38 +94,27 @@ class ScaledDot:
 
 @dataclasses.dataclass
 class FusedDot:
-    """A dot with the steps fused into it so far.
-
-    Attributes:
-      dot: the dot.
-      dtype: the dtype of the value after the last step.
-      lhs, rhs: scales after the sum, as scales of a side.
-      numbers: constant scales after the sum, as factors of the output.
-      residual, bias, activation: the steps after the sum.
-      out: scales after the activation.
-      low, high, is_rounded: the clip and the rounding on the way to an 8-bit output.
-      quantized: the dtype of an 8-bit output.
-      gives_amax: whether the call gives the amax of the values before `out`.
-      is_narrowed: whether a cast to float16 may have made values infinite.
-      views: transposes and reshapes of the output.
-    """
+    """A dot with the steps fused into it so far."""
 
     dot: ScaledDot
-    dtype: np.dtype
+    dtype: np.dtype  # the dtype of the value after the last step
+    # lhs, rhs: scales after the sum, as scales of a side.
     lhs: Factors = ()
     rhs: Factors = ()
-    numbers: Factors = ()
+    numbers: Factors = ()  # constant scales after the sum, as factors of the output
+    # residual, bias, activation: the steps after the sum.
     residual: Value | None = None
     bias: Value | None = None
     activation: str = "none"
-    out: Factors = ()
+    out: Factors = ()  # scales after the activation
+    # low, high, is_rounded: the clip and the rounding on the way to an 8-bit output.
     low: float | None = None
     high: float | None = None
     is_rounded: bool = False
-    quantized: np.dtype | None = None
-    gives_amax: bool = False
-    is_narrowed: bool = False
-    views: tuple[Op, ...] = ()
+    quantized: np.dtype | None = None  # the dtype of an 8-bit output
+    gives_amax: bool = False  # whether the call gives the amax of the values before `out`
+    is_narrowed: bool = False  # whether a cast to float16 may have made values infinite
+    views: tuple[Op, ...] = ()  # transposes and reshapes of the output
 
     @property
     def stage(self) -> str:

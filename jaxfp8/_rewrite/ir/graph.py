@@ -41,26 +41,20 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """One array of the program.
+    """One array of the program."""
 
-    Attributes:
-      shape, dtype, weak_type: its type.
-      op, index: its op and its position among the outputs; None for an input of the program.
-      literal: the number, if it is written in the program.
-      concrete: the array, if the function closes over one.
-      outer: inside a region, the value outside it that enters as this one, or as slices.
-      number: inside a region, the known number in every entry.
-    """
-
+    # shape, dtype, weak_type: its type.
     shape: Shape
     dtype: np.dtype
+    # op, index: its op and its position among the outputs; None for an input of the program.
     op: Op | None = None
     index: int = 0
     weak_type: bool = False
-    literal: np.ndarray | None = None
-    concrete: Array | None = None
+    literal: np.ndarray | None = None  # the number, if it is written in the program
+    concrete: Array | None = None  # the array, if the function closes over one
+    # Inside a region, the value outside it that enters as this one, or as slices.
     outer: Value | None = None
-    number: float | None = None
+    number: float | None = None  # inside a region, the known number in every entry
 
     @property
     def size(self) -> int:
@@ -70,25 +64,16 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Op:
-    """Something to evaluate.
+    """Something to evaluate."""
 
-    Attributes:
-      name: the name of the primitive or of the synthesised operation.
-      inputs: the values it reads.
-      run: evaluates it with JAX operations: `run(*inputs) -> outputs`. None evaluates `eqn`.
-      params: parameters of the equation, if it has one.
-      eqn: its equation; None for an op added by the rewrite.
-      callers: the equations of the inlined calls around it, outermost first.
-      effectful: whether it must run, in order, even if nobody reads its outputs.
-    """
-
-    name: str
-    inputs: tuple[Value, ...]
+    name: str  # the name of the primitive or of the synthesised operation
+    inputs: tuple[Value, ...]  # the values it reads
+    # Evaluates it with JAX operations: `run(*inputs) -> outputs`. None evaluates `eqn`.
     run: Callable[..., Sequence[Array]] | None
-    params: Params
-    eqn: Equation | None = None
-    callers: Callers = ()
-    effectful: bool = False
+    params: Params  # parameters of the equation, if it has one
+    eqn: Equation | None = None  # its equation; None for an op added by the rewrite
+    callers: Callers = ()  # the equations of the inlined calls around it, outermost first
+    effectful: bool = False  # whether it must run, in order, even if nobody reads its outputs
     outputs: tuple[Value, ...] = ()
 
     @property

@@ -40,24 +40,17 @@ class Scales:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scaled:
-    """This value is `(decode(q) - zero_point) * product of factors`, up to its rounding.
+    """This value is `(decode(q) - zero_point) * product of factors`, up to its rounding."""
 
-    Attributes:
-      q: the 8-bit data in its storage dtype, of the value's shape.
-      dtype: the logical dtype of `q`.
-      zero_point: an int32 factor to subtract, or None.
-      factors: scales to multiply by, and masks (dtype bool). A False entry of a mask makes the
-        value zero, whatever the factors before it.
-      origin: the first value of dtype `dtype` with this data; None if unknown.
-      guards: scalars of dtype bool. The fact holds if all of them are true when the program runs.
-        A fact with guards stays in its region.
-    """
-
-    q: Value
-    dtype: np.dtype
-    zero_point: Factor | None = None
+    q: Value  # the 8-bit data in its storage dtype, of the value's shape
+    dtype: np.dtype  # the logical dtype of `q`
+    zero_point: Factor | None = None  # an int32 factor to subtract, or None
+    # Scales to multiply by, and masks (dtype bool). A False entry of a mask makes the value zero,
+    # whatever the factors before it.
     factors: Factors = ()
-    origin: Value | None = None
+    origin: Value | None = None  # the first value of dtype `dtype` with this data; None if unknown
+    # Scalars of dtype bool. The fact holds if all of them are true when the program runs. A fact
+    # with guards stays in its region.
     guards: tuple[Value, ...] = ()
 
     @property
@@ -98,14 +91,10 @@ class Scaled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lost:
-    """This value was dequantised 8-bit data, until an op ended the fact.
+    """This value was dequantised 8-bit data, until an op ended the fact."""
 
-    Attributes:
-      op: the op; None if the reason lies in the dot itself or in the whole function.
-      reason, remedy: why the fact ended, and how to keep it.
-    """
-
-    op: Op | None
+    op: Op | None  # the op; None if the reason lies in the dot itself or in the whole function
+    # reason, remedy: why the fact ended, and how to keep it.
     reason: str
     remedy: str
 

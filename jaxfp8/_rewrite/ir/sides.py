@@ -17,27 +17,19 @@ from jaxfp8._value.spec import Shape, tile_counts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One operand of a scaled dot, with the axes of its stored array.
+    """One operand of a scaled dot, with the axes of its stored array."""
 
-    Attributes:
-      value: the data: bytes, or an array of float32, bfloat16 or float16.
-      dtype: the logical dtype of the data.
-      contracting, batch: axes of `value`; the i-th one pairs with the other side's i-th one.
-      output: for each axis of `value` the axis of the output, or -1 for a contracting axis.
-      zero_point, factors: the zero point and the scales of `value`.
-      scaled: the fact about 8-bit data; None for a float operand.
-      multiplied: whether scales along the sum were multiplied into `value`.
-    """
-
-    value: Value
-    dtype: np.dtype
+    value: Value  # the data: bytes, or an array of float32, bfloat16 or float16
+    dtype: np.dtype  # the logical dtype of the data
+    # contracting, batch: axes of `value`; the i-th one pairs with the other side's i-th one.
     contracting: Shape
     batch: Shape
-    output: Shape
+    output: Shape  # for each axis of `value` the axis of the output, or -1 for a contracting axis
+    # zero_point, factors: the zero point and the scales of `value`.
     zero_point: Factor | None = None
     factors: Factors = ()
-    scaled: Scaled | None = None
-    multiplied: bool = False
+    scaled: Scaled | None = None  # the fact about 8-bit data; None for a float operand
+    multiplied: bool = False  # whether scales along the sum were multiplied into `value`
 
     def from_output(self, factor: Factor) -> Factor:
         """A factor of the output as one of this operand, constant along contracting axes."""

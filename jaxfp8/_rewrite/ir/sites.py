@@ -29,24 +29,20 @@ Arrays = tuple[tuple[np.dtype, Shape], ...]
 
 @dataclasses.dataclass(eq=False)
 class Seen:
-    """The dots of a function, regions included.
+    """The dots of a function, regions included."""
 
-    Attributes:
-      sites: the dots reached by 8-bit data, in order.
-      others: the number of all other dots.
-      calls: the scaled dots already in the function.
-      picks: gathers, slices and stacks of FP8 arrays done on bytes instead, each with the dtypes
-        and the shapes of those arrays.
-      widened: likewise gathers, slices and updates of FP8 arrays in loops, kept as written.
-      encoded: encodings fused into one call with their operand's producer. The first of each call
-        has the name of the producer and the number of encodings.
-    """
-
+    # The dots reached by 8-bit data, in order.
     sites: list[DotSite] = dataclasses.field(default_factory=list)
-    others: int = 0
+    others: int = 0  # the number of all other dots
+    # The scaled dots already in the function.
     calls: list[Op] = dataclasses.field(default_factory=list)
+    # Gathers, slices and stacks of FP8 arrays done on bytes instead, each with the dtypes and the
+    # shapes of those arrays.
     picks: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
+    # Likewise gathers, slices and updates of FP8 arrays in loops, kept as written.
     widened: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
+    # Encodings fused into one call with their operand's producer. The first of each call has the
+    # name of the producer and the number of encodings.
     encoded: dict[Op, tuple[str, int]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -74,52 +70,38 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Captured:
-    """The scaled dot, or the ragged one, in place of a dot.
+    """The scaled dot, or the ragged one, in place of a dot."""
 
-    Attributes:
-      spec: the problem, as it is computed.
-      stored: the same with its operands as they are stored; another one only in int8.
-      sides: the operands as the function has them, in its order of axes.
-      compute: "int8" if the product rounds operands to int8, else None.
-    """
-
-    spec: ScaledDotSpec | RaggedSpec
+    spec: ScaledDotSpec | RaggedSpec  # the problem, as it is computed
+    # The same with its operands as they are stored; another one only in int8.
     stored: ScaledDotSpec | RaggedSpec
-    sides: tuple[Side, Side]
-    compute: str | None = None
+    sides: tuple[Side, Side]  # the operands as the function has them, in its order of axes
+    compute: str | None = None  # "int8" if the product rounds operands to int8, else None
 
 
 @dataclasses.dataclass(eq=False)
 class DotSite:
-    """One dot of the function, and the findings about it.
+    """One dot of the function, and the findings about it."""
 
-    Attributes:
-      op: the dot as the function has it.
-      given: the two operands as the dot has them, each with the fact about its data.
-      scales: for each operand, its scales given by the dot itself. A fact about the operand
-        contains them.
-      captured: the scaled dot in its place, set when the program is resolved.
-      rounded: whether `quantize_dots` rounds its operands.
-      terms: the number of int8 terms of each operand if `quantize_dots` splits them, else 0.
-      reason, remedy: why it is not captured, and the change to make; "" before that is known.
-      blame: the op that ended the fact; None if it was the dot itself.
-      joined: the number of products in its launch, itself included; 0 without others.
-      quantized: "one call" or "as written" for each operand quantised by the function.
-      producers: for each such operand the other results of its call, or why there is no call; "" if
-        there is nothing to say.
-    """
-
-    op: Op
+    op: Op  # the dot as the function has it
+    # The two operands as the dot has them, each with the fact about its data.
     given: tuple[tuple[Value, Known], tuple[Value, Known]]
+    # For each operand, its scales given by the dot itself. A fact about the operand contains them.
     scales: tuple[Factors, Factors] = ((), ())
+    # The scaled dot in its place, set when the program is resolved.
     captured: Captured | None = None
-    rounded: bool = False
+    rounded: bool = False  # whether `quantize_dots` rounds its operands
+    # The number of int8 terms of each operand if `quantize_dots` splits them, else 0.
     terms: int = 0
+    # reason, remedy: why it is not captured, and the change to make; "" before that is known.
     reason: str = ""
     remedy: str = ""
-    blame: Op | None = None
-    joined: int = 0
+    blame: Op | None = None  # the op that ended the fact; None if it was the dot itself
+    joined: int = 0  # the number of products in its launch, itself included; 0 without others
+    # "one call" or "as written" for each operand quantised by the function.
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
+    # For each such operand the other results of its call, or why there is no call; "" if there is
+    # nothing to say.
     producers: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
 
     @property

@@ -16,15 +16,10 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Whole:
-    """An inlined call.
+    """An inlined call."""
 
-    Attributes:
-      op: the call as the function has it.
-      outputs: for each output of `op` the same value inside the call.
-    """
-
-    op: Op
-    outputs: tuple[Value, ...]
+    op: Op  # the call as the function has it
+    outputs: tuple[Value, ...]  # for each output of `op` the same value inside the call
 
 
 def replacements(wholes: Sequence[Whole], replaced: Mapping[Value, Value]) -> dict[Value, Value]:

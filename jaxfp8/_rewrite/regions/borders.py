@@ -29,16 +29,12 @@ How = Literal["whole", "slice", "pick", "carry"] | PartitionSpec
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inside:
-    """A settled region.
+    """A settled region."""
 
-    Attributes:
-      program: evaluates the inside from its inputs.
-      sources: for each input of `program`, the outer value and how it enters.
-      changed: whether a dot inside was changed, or an FP8 array is picked from as bytes instead.
-    """
-
-    program: emit.Program
+    program: emit.Program  # evaluates the inside from its inputs
+    # For each input of `program`, the outer value and how it enters.
     sources: tuple[tuple[Value, How], ...]
+    # Whether a dot inside was changed, or an FP8 array is picked from as bytes instead.
     changed: bool
 
 

@@ -33,18 +33,13 @@ Given = Callable[[Value], Value]
 
 @dataclasses.dataclass(eq=False)
 class Exit:
-    """One output of a region and the fact about it inside.
+    """One output of a region and the fact about it inside."""
 
-    Attributes:
-      border: the border of the region.
-      fact: the fact inside; None if there is none.
-      length: for a slice of a stack the length of the stack; None if the output leaves whole.
-      spec: for an output of a shard_map, how its shards are put together.
-    """
-
-    border: Border
-    fact: Scaled | None
+    border: Border  # the border of the region
+    fact: Scaled | None  # the fact inside; None if there is none
+    # For a slice of a stack the length of the stack; None if the output leaves whole.
     length: int | None = None
+    # For an output of a shard_map, how its shards are put together.
     spec: PartitionSpec | None = None
 
     @property

@@ -34,15 +34,12 @@ class Carry:
     """The carried values of a loop, before it and inside it.
 
     A value returned unchanged by the body is a constant of the loop, and its facts stay true.
-
-    Attributes:
-      outer, inner: the values before the loop, and inside.
-      changing: whether each of them changes.
     """
 
+    # outer, inner: the values before the loop, and inside.
     outer: Sequence[Value]
     inner: Sequence[Value]
-    changing: Sequence[int]
+    changing: Sequence[int]  # whether each of them changes
 
     def those_that_change(self, values: Sequence[Value]) -> list[Value]:
         """The items of `values` for the changing carried values."""

@@ -35,23 +35,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """The equal dots of one line of code, such as those of the layers of an unrolled model.
+    """The equal dots of one line of code, such as those of the layers of an unrolled model."""
 
-    Attributes:
-      count: how many they are.
-      status: "rewritten", "missed" or "already".
-      place: their line. Digits are "*" if their paths differ in them.
-      operands: the two, as "f8_e4m3fn[64,32] per axis 1".
-      sizes: "batch 2, M 4, N 32, K 64".
-      outcome: the call, or the reason and the remedy.
-    """
-
-    count: int
-    status: str
-    place: tuple[Line, ...]
-    operands: tuple[str, str]
-    sizes: str
-    outcome: tuple[Line, ...]
+    count: int  # how many they are
+    status: str  # "rewritten", "missed" or "already"
+    place: tuple[Line, ...]  # their line. Digits are "*" if their paths differ in them
+    operands: tuple[str, str]  # the two, as "f8_e4m3fn[64,32] per axis 1"
+    sizes: str  # "batch 2, M 4, N 32, K 64"
+    outcome: tuple[Line, ...]  # the call, or the reason and the remedy
 
 
 def rows(report: Findings) -> list[Row]:

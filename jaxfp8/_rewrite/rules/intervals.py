@@ -40,18 +40,13 @@ _PICKING = (
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Every entry lies in [low, high], or is NaN.
+    """Every entry lies in [low, high], or is NaN."""
 
-    Attributes:
-      low, high: the bounds.
-      whole: whether every entry is a whole number, or NaN.
-      nan: whether an entry may be NaN.
-    """
-
+    # low, high: the bounds.
     low: float = -math.inf
     high: float = math.inf
-    whole: bool = False
-    nan: bool = True
+    whole: bool = False  # whether every entry is a whole number, or NaN
+    nan: bool = True  # whether an entry may be NaN
 
     def within(self, bound: float) -> bool:
         """Whether every entry is a whole number less than `bound` from zero, or NaN."""
