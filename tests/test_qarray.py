@@ -12,12 +12,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxfp8._ops.quantize import dequantize, quantize
+from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.qarray import (
     QArray,
-    as_bytes,
     check_qarray,
     check_shapes,
-    from_bytes,
     scale_and_zero_point,
 )
 
@@ -122,7 +121,7 @@ def test_is_frozen():
 @FLOAT8
 def test_bytes_hold_every_code(dtype):
     codes = jnp.arange(256, dtype=jnp.uint8)
-    values = from_bytes(codes, dtype)
+    values = bits_as(codes, dtype)
     assert values.dtype == dtype
     assert as_bytes(values).dtype == jnp.uint8
     np.testing.assert_array_equal(as_bytes(values), codes)
@@ -132,13 +131,13 @@ def test_bytes_hold_every_code(dtype):
 def test_integers_are_their_own_bytes(dtype):
     values = jnp.array([0, 1, 127], dtype)
     assert as_bytes(values).dtype == dtype
-    np.testing.assert_array_equal(from_bytes(as_bytes(values), dtype), values)
+    np.testing.assert_array_equal(bits_as(as_bytes(values), dtype), values)
 
 
 @FLOAT8
 def test_no_gradient_passes_through_bytes(dtype):
     def loss(values):
-        return 1e6 * from_bytes(as_bytes(values), dtype).astype(jnp.float32).sum()
+        return 1e6 * bits_as(as_bytes(values), dtype).astype(jnp.float32).sum()
 
     gradient = jax.grad(loss)(jnp.ones(3, dtype))
     np.testing.assert_array_equal(np.asarray(gradient, np.float32), np.zeros(3))

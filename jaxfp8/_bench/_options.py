@@ -42,7 +42,8 @@ def platform_of(options: argparse.Namespace) -> str:
     """The platform, "cpu" or "cuda"; limits the process to the processors of `--threads`."""
     _limit(options.threads)
     _check_files(options)
-    platform: str = options.platform or _default_platform()
+    default = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    platform: str = options.platform or default
     if not options.list and not ffi.has_backend(platform):
         raise ValueError(f"--platform {platform}: JAX has no such device here")
     return platform
@@ -76,7 +77,3 @@ def _check_files(options: argparse.Namespace) -> None:
     for option, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and (reason := why_not_written(path)):
             raise ValueError(f"{option} {path}: {reason}")
-
-
-def _default_platform() -> str:
-    return "cuda" if jax.default_backend() == "gpu" else "cpu"

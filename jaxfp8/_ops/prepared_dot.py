@@ -27,7 +27,10 @@ def prepared_dot(
     K becomes quads x 4, and the columns become groups x 64. For the call below it is a scaled dot
     like any other.
     """
-    _check_columns(operation, rhs, spec)
+    columns = len(rhs.shape) - (2 if rhs.summed == -1 else 1)  # the last free axis
+    if columns in spec.rhs.batch:
+        got, needs = "has its columns as a batch axis", "columns are not shared"
+        raise ValueError(message(operation, "`rhs`", got, needs, "pass `unprepare()` of it"))
     lhs = _split_left(operation, spec.lhs)
     split = dataclasses.replace(
         spec,
@@ -60,17 +63,6 @@ def check_summed(operation: str, rhs: Side, contracting: Shape) -> None:
     needs = f"it was prepared for products over axis {rhs.summed} alone"
     remedy = "prepare it with the axis that is summed over, or pass `unprepare()` of it"
     raise ValueError(message(operation, "`rhs`", got, needs, remedy))
-
-
-def _check_columns(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> None:
-    if _columns(rhs) in spec.rhs.batch:
-        got, needs = "has its columns as a batch axis", "columns are not shared"
-        raise ValueError(message(operation, "`rhs`", got, needs, "pass `unprepare()` of it"))
-
-
-def _columns(rhs: PreparedSide) -> int:
-    """The axis of the columns: the last free one."""
-    return len(rhs.shape) - (2 if rhs.summed == -1 else 1)
 
 
 def _packed_spec(rhs: PreparedSide, spec: OperandSpec) -> OperandSpec:

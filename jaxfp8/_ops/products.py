@@ -17,7 +17,7 @@ from jaxfp8._ops.prepared_dot import check_summed, prepared_dot
 from jaxfp8._value import checks, compat, dtypes
 from jaxfp8._value.operators import set_matmul
 from jaxfp8._value.prepared import PreparedArray, check_prepared
-from jaxfp8._value.qarray import QArray, from_bytes
+from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, ScaledDotSpec, Shape
 
 Product = Any  # Array | QArray, or a pair of it and the amax
@@ -288,7 +288,7 @@ def _product(
         out, amax = scaled_dot(spec, **values, out_sharding=asked)
     y: Product = compat.sharded(out.transpose(order), out_sharding)
     if dtypes.is_eight_bit(dtype):
-        y = QArray(from_bytes(y, dtype), after.operands["out_scale"].transpose(order))
+        y = QArray(dtypes.bits_as(y, dtype), after.operands["out_scale"].transpose(order))
     return y if amax is None else (y, amax.reshape(()))
 
 

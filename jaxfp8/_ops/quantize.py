@@ -244,10 +244,11 @@ def _grid(
     given = None if scale is None else _scale(operation, scale, scale_dtype)
     choose_zero = zero_point is True
     zero = _zero_point(operation, zero_point, dtype)
+    unknown: Any = jax.ShapeDtypeStruct  # in place of a leaf with a known shape and dtype
     q = QArray(
-        _unknown(x.shape, dtype),
-        _unknown(grain.counts, scale_dtype) if given is None else given,
-        _unknown((), INT32) if choose_zero else zero,
+        unknown(x.shape, dtype),
+        unknown(grain.counts, scale_dtype) if given is None else given,
+        unknown((), INT32) if choose_zero else zero,
         tiles=grain.stated_tiles,
     )
     check_shapes(q, operation, "x")
@@ -257,7 +258,9 @@ def _grid(
     elif named:
         _check_agreement(q, grain, operation)
     if choose_zero:
-        zero = choose_zero_point(x, _grain_of(q), dtype, given.astype(jnp.float32))
+        counts = q.scale.shape or (1,) * q.ndim
+        of_scale = Granularity(shape=q.shape, tiles=q.tile_sizes, counts=counts)
+        zero = choose_zero_point(x, of_scale, dtype, given.astype(jnp.float32))
     return dataclasses.replace(q, zero_point=zero)
 
 
@@ -270,11 +273,6 @@ def _zero_point(
     if isinstance(zero_point, int | np.integer) and is_int8(dtype):
         checks.check_zero_point_number(operation, int(zero_point), dtype)
     return checks.narrow(checks.as_array(operation, "zero_point", zero_point))
-
-
-def _unknown(shape: Shape, dtype: np.dtype) -> Any:
-    """In place of a leaf; only its shape and dtype are known."""
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _floats(operation: str, x: ArrayLike) -> jax.Array:
@@ -304,12 +302,6 @@ def _check_agreement(q: QArray, grain: Granularity, operation: str) -> None:
         needs = f"the axes named for `x` of shape {q.shape} need {grain.counts}"
         remedy = "name no axes, so that the scale says the tiles"
         raise ValueError(message(operation, "`scale`", got, needs, remedy))
-
-
-def _grain_of(q: QArray) -> Granularity:
-    """The granularity of the scale of `q`."""
-    counts = q.scale.shape or (1,) * q.ndim
-    return Granularity(shape=q.shape, tiles=q.tile_sizes, counts=counts)
 
 
 def _present(*shared: jax.Array | None) -> list[jax.Array]:

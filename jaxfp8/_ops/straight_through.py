@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -26,11 +25,6 @@ def straight_through(value: jax.Array, like: jax.Array) -> jax.Array:
     """`value` with the derivative of `like`, of one shape; only a derivative computes `like`."""
     like = compat.laid_out_like(like.astype(value.dtype), jax.typeof(value))
     return straight_through_p.bind(*compat.vary_alike((value, like)))
-
-
-@straight_through_p.def_impl
-def _impl(value: jax.Array, like: jax.Array) -> jax.Array:
-    return value
 
 
 @straight_through_p.def_abstract_eval
@@ -46,13 +40,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
 
 def _batch(operands: Sequence[jax.Array], axes: Sequence[int | None]) -> tuple[jax.Array, int]:
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-    moved = [
-        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
-        for x, axis in zip(operands, axes, strict=True)
-    ]
+    moved = (compat.in_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     return straight_through(*moved), 0
 
 
+straight_through_p.def_impl(lambda value, like: value)
 ad.primitive_jvps[straight_through_p] = _jvp
 batching.primitive_batchers[straight_through_p] = _batch
 mlir.register_lowering(straight_through_p, lambda ctx, value, like: [value])

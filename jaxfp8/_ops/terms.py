@@ -307,14 +307,6 @@ def _transpose(side: int, ct: jax.Array, other: jax.Array, like: Any, **params: 
     return in_order(out, order)
 
 
-def _transpose_x(ct: jax.Array, x: Any, y: jax.Array, **params: Any) -> jax.Array:
-    return _transpose(0, ct, y, x.aval, **params)
-
-
-def _transpose_y(ct: jax.Array, x: jax.Array, y: Any, **params: Any) -> jax.Array:
-    return _transpose(1, ct, x, y.aval, **params)
-
-
 def _batch(
     operands: Sequence[jax.Array], axes: Sequence[int | None], **params: Any
 ) -> tuple[jax.Array, int]:
@@ -354,7 +346,11 @@ def _lower(ctx: Any, x: Any, y: Any, **params: Any) -> Any:
 
 
 split_dot_p.def_impl(jax.jit(_product, static_argnames=("numbers", "terms", "out_sharding")))
-ad.defbilinear(split_dot_p, _transpose_x, _transpose_y)
+ad.defbilinear(
+    split_dot_p,
+    lambda ct, x, y, **params: _transpose(0, ct, y, x.aval, **params),
+    lambda ct, x, y, **params: _transpose(1, ct, x, y.aval, **params),
+)
 batching.primitive_batchers[split_dot_p] = _batch
 remat.count_as_dots(
     split_dot_p, lambda x, y, *, numbers, **_: [remat.dot(x, y, numbers, jnp.float32)]

@@ -8,8 +8,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._value.checks import as_array
+from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.errors import message
-from jaxfp8._value.qarray import QArray, as_bytes, check_qarray, from_bytes, scale_and_zero_point
+from jaxfp8._value.qarray import QArray, check_qarray, scale_and_zero_point
 
 
 def lookup(table: QArray, indices: ArrayLike, dtype: DTypeLike | None = None) -> jax.Array:
@@ -41,6 +42,6 @@ def _take(table: QArray, row: jax.Array) -> QArray:
         return jnp.take(x, row // rows, axis=0, mode="clip")
 
     codes = jnp.take(as_bytes(table.qvalue), row, axis=0, mode="clip")
-    values = from_bytes(codes, table.qvalue.dtype)
+    values = bits_as(codes, table.qvalue.dtype)
     zero_point = None if zero_point is None else shared(zero_point)
     return QArray(values, shared(scale), zero_point, tiles=(columns,))

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxfp8._recipes.quantization import Granularity, Quantization
 from jaxfp8._recipes.recipes import FP8_W8A16, INT8_W8A16, Recipe
+from jaxfp8._value.joining import tiles_within
 from jaxfp8._value.prepared import stored
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
@@ -39,7 +40,7 @@ def quantization_of(q: QArray | TransposedArray, contracting: Shape, batch: Shap
     pair = tuple(sizes[max(axes)] if axes else None for axes in (contracting, free))
     kinds: tuple[Any, ...] = ("tensor", "channel", pair)
     made = [Quantization(granularity=kind, **common) for kind in kinds]
-    fitting = [how for how in made if _tiles(how, q, contracting, batch) == _clipped(q)]
+    fitting = [how for how in made if _tiles(how, q, contracting, batch) == tiles_within(q)]
     return (fitting or made)[0 if fitting else -1]
 
 
@@ -48,17 +49,12 @@ def _same(
 ) -> bool:
     if how is None or (how.dtype, how.symmetric) != (own.dtype, own.symmetric):
         return False
-    return _tiles(how, q, contracting, batch) == _clipped(q)
+    return _tiles(how, q, contracting, batch) == tiles_within(q)
 
 
 def _tiles(how: Quantization, q: Any, contracting: Shape, batch: Shape) -> Shape:
     tiles = how.tiles(q.shape, contracting, batch)
     return tuple(min(tiles.get(axis, size), size) for axis, size in enumerate(q.shape))
-
-
-def _clipped(q: Any) -> Shape:
-    """Tile sizes, none larger than its axis."""
-    return tuple(min(tile, size) for tile, size in zip(q.tile_sizes, q.shape, strict=True))
 
 
 def _worded(granularity: Granularity) -> str:

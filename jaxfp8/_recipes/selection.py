@@ -57,7 +57,8 @@ class Selection:
         self.operation, self.argument, self.given, self.what = operation, argument, given, what
         self._default, self._texts = default, texts
         self._answers: dict[tuple[str, ...], bool] = {}
-        self.paths = () if _is_text(given) or not isinstance(given, Collection) else given
+        is_text = isinstance(given, str | bytes)
+        self.paths = () if is_text or not isinstance(given, Collection) else given
         self._pattern: re.Pattern[str] | None = None
         if given is not None and not callable(given) and given is not self.paths:
             needs = f"a regular expression, paths or a function of path and {of} is needed"
@@ -94,10 +95,6 @@ class Selection:
     def tell(self) -> None:
         """Warns if nothing is selected."""
         tell(self.unmatched())
-
-
-def _is_text(given: Any) -> bool:
-    return isinstance(given, str | bytes)
 
 
 def unmatched_rules(operation: str, rules: Sequence[Rule], paths: Collection[str]) -> list[str]:

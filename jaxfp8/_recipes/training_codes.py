@@ -17,7 +17,8 @@ from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.scaling import Scaling, next_scale, record, scale_outside_training
 from jaxfp8._recipes.training_dot import Codes
-from jaxfp8._value.qarray import QArray, as_bytes, scale_and_zero_point
+from jaxfp8._value.dtypes import as_bytes
+from jaxfp8._value.qarray import QArray, scale_and_zero_point
 from jaxfp8._value.spec import Shape, tile_counts
 
 

@@ -100,11 +100,6 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def composite_jaxpr(params: dict[str, Any]) -> Any:
-    """The function behind a composite."""
-    return params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"]
-
-
 def is_unspecified(sharding: Any) -> bool:
     """Whether a parameter of jit leaves the sharding open; its class is not public."""
     return type(sharding).__name__ == "UnspecifiedValue"
@@ -145,10 +140,25 @@ def bind_while(
 
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:
     """The arrays, made to vary along the same manual mesh axes: inside shard_map, all of theirs."""
-    own = [jax.typeof(array).mat.varying for array in arrays]
-    axes = frozenset().union(*own)
-    pairs = zip(arrays, (tuple(axes - some) for some in own), strict=True)
-    return [jax.lax.pcast(x, missing, to="varying") if missing else x for x, missing in pairs]
+    axes: frozenset[Any] = frozenset().union(*map(varying_axes, arrays))
+    return [_varying(x, axes) for x in arrays]
+
+
+def _varying(x: Any, axes: frozenset[Any]) -> Any:
+    missing = tuple(axes - varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def in_front(x: Any, axis: int | None, size: int) -> Any:
+    """An operand of a batching rule with its mapped axis first; repeated if it lacks the axis."""
+    if axis is None:
+        return jnp.broadcast_to(x, (size, *x.shape))
+    return jnp.moveaxis(x, axis, 0)
+
+
+def zero_tangent(primal: Any) -> ad.Zero:
+    """The tangent of a value without a derivative."""
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
 def varying_axes(array: Any) -> frozenset[Any]:
@@ -176,9 +186,7 @@ def zeros(aval: Any) -> jax.Array:
 
 def of_type(x: Any, aval: Any) -> Any:
     """`x` with the sharding and the varying mesh axes of a type."""
-    x = laid_out_like(x, aval)
-    missing = tuple(aval.mat.varying - jax.typeof(x).mat.varying)
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
+    return _varying(laid_out_like(x, aval), aval.mat.varying)
 
 
 def is_laid_out(x: Any) -> bool:
@@ -231,10 +239,7 @@ def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[
 
 def explicit_spec(sharding: Any, rank: int) -> Any:
     """An `out_sharding` as a spec of `rank` axes if mesh axes are explicit, else None."""
-    if sharding is None:
-        return None
-    mesh = getattr(sharding, "mesh", None) or jax.sharding.get_abstract_mesh()
-    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+    if sharding is None or not _is_explicit(sharding):
         return None
     spec = tuple(getattr(sharding, "spec", sharding))
     return jax.sharding.PartitionSpec(*spec, *[None] * (rank - len(spec)))
@@ -256,10 +261,13 @@ def sharded(x: Any, sharding: Any) -> Any:
     """`x` sharded as an `out_sharding` says; resharded on explicit axes, else constrained."""
     if sharding is None:
         return x
+    place = jax.reshard if _is_explicit(sharding) else jax.lax.with_sharding_constraint
+    return place(x, sharding)
+
+
+def _is_explicit(sharding: Any) -> bool:
     mesh = getattr(sharding, "mesh", None) or jax.sharding.get_abstract_mesh()
-    if jax.sharding.AxisType.Explicit in mesh.axis_types:
-        return jax.reshard(x, sharding)
-    return jax.lax.with_sharding_constraint(x, sharding)
+    return jax.sharding.AxisType.Explicit in mesh.axis_types
 
 
 @functools.cache

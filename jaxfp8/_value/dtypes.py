@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -43,6 +44,22 @@ def is_eight_bit(dtype: DTypeLike) -> bool:
 def storage(dtype: DTypeLike) -> np.dtype:
     """The dtype of a logical `dtype` at the call: FP8 as uint8, all else as itself."""
     return np.dtype(np.uint8) if is_float8(dtype) else np.dtype(dtype)
+
+
+def is_byte_float(dtype: DTypeLike) -> bool:
+    """Whether `dtype` is a float of one byte: XLA:CPU widens these to move them, so bytes move."""
+    dtype = np.dtype(dtype)
+    return dtype.itemsize == 1 and dtype.kind not in "iub"
+
+
+def as_bytes(x: jax.Array) -> jax.Array:
+    """Floats of one byte (FP8, float8_e8m0fnu) as uint8; any other array as it is."""
+    return bits_as(x, np.dtype(np.uint8)) if is_byte_float(x.dtype) else jnp.asarray(x)
+
+
+def bits_as(x: jax.Array | np.ndarray, dtype: DTypeLike) -> jax.Array:
+    """The bits of an array as another dtype of the same width, such as bytes as FP8."""
+    return jnp.asarray(x) if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
 
 
 def finite_range(dtype: DTypeLike) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from typing import Any
 
 import jax
@@ -50,10 +49,9 @@ def shown(value: Any) -> str:
 def level_of_user() -> int:
     """The `stacklevel` to make the caller's warning point at the user's line."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _package(frame) in _NOT_THE_USER:
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NOT_THE_USER:
+            break
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _package(frame: types.FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

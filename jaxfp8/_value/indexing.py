@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfp8._value.checks import as_index
+from jaxfp8._value.dtypes import is_byte_float
 from jaxfp8._value.errors import message
 from jaxfp8._value.picking import bytes_to_pick
 from jaxfp8._value.spec import Shape
@@ -21,18 +22,21 @@ def part(q: Any, index: Any, tiles: Shape) -> Any:
     """`q[index]` of a `QArray` with tiles of these sizes, as for a JAX array if scales allow it."""
     along, axis = [], 0
     for entry in entries(q, index):
-        along.append(_New() if entry is None else _Along(entry, axis, q.shape[axis], tiles[axis]))
+        along.append(None if entry is None else _Along(entry, axis, q.shape[axis], tiles[axis]))
         axis += entry is not None
-    _check_arrays(along)
+    _check_arrays([one for one in along if one])
     given = (q.tiles or ())[-q.ndim :] if q.ndim else ()
     padded = [*[None] * (q.ndim - len(given)), *given]
-    kept = [tile for one in along for tile in one.tiles(padded)]
-    zero = q.zero_point
+    kept = [tile for one in along for tile in (one.tiles(padded) if one else [None])]
+
+    def shared(leaf: Any) -> Any:
+        return _taken(leaf, [one and one.of_scale(leaf) for one in along])
+
     return dataclasses.replace(
         q,
-        qvalue=_taken(q.qvalue, [one.of_values() for one in along]),
-        scale=_taken(q.scale, [one.of_scale(q.scale) for one in along]),
-        zero_point=None if zero is None else _taken(zero, [one.of_scale(zero) for one in along]),
+        qvalue=_taken(q.qvalue, [one and one.index for one in along]),
+        scale=shared(q.scale),
+        zero_point=None if q.zero_point is None else shared(q.zero_point),
         tiles=None if q.tiles is None else tuple(kept),
     )
 
@@ -63,21 +67,6 @@ def _check_arrays(along: list[Any]) -> None:
     if arrays and (len(arrays) > 1 or any(one.drops for one in along)):
         got, needs = "has an array beside other arrays or ints", "one array of ints is taken"
         raise IndexError(message(_OPERATION, "index", got, needs, "index one after the other"))
-
-
-class _New:
-    """A new axis of size 1."""
-
-    drops = is_array = False
-
-    def tiles(self, given: list[int | None]) -> list[int | None]:
-        return [None]
-
-    def of_values(self) -> None:
-        return None
-
-    def of_scale(self, scale: Any) -> None:
-        return None
 
 
 class _Along:
@@ -129,9 +118,6 @@ class _Along:
             return [None] * self.index.ndim
         return [] if self.drops else [given[self.axis]]
 
-    def of_values(self) -> Any:
-        return self.index
-
     def of_scale(self, scale: Any) -> Any:
         """The same along an axis of a scale: its entries are tiles, or one shared entry."""
         if not len(scale.shape) or scale.shape[self.axis] == 1:
@@ -149,7 +135,7 @@ def _taken(leaf: Any, indices: list[Any]) -> Any:
     """A part of an array. XLA:CPU widens float8 to slice it, so one-byte dtypes go as bytes."""
     if not leaf.ndim:
         return leaf
-    if leaf.dtype.itemsize > 1 or jnp.issubdtype(leaf.dtype, jnp.integer):
+    if not is_byte_float(leaf.dtype):
         return leaf[tuple(indices)]
     places = [index for index in indices if isinstance(index, jax.core.Tracer)]
     codes = bytes_to_pick(leaf, places)[tuple(indices)]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._value.checks import as_index
-from jaxfp8._value.dtypes import INT32
+from jaxfp8._value.dtypes import INT32, as_bytes, bits_as
 from jaxfp8._value.errors import message
 from jaxfp8._value.qarray import QArray, adopt, check_qarray
 from jaxfp8._value.scales import granularity
@@ -187,7 +187,7 @@ def _check_alike(operation: str, operand: str, parts: Sequence[QArray], axis: in
 def _tiles(operation: str, operand: str, parts: Sequence[QArray], axis: int) -> Shape:
     """The tiles of the result: the pieces' own, except along `axis`."""
     shape = parts[0].shape
-    tiles = [_shared(q) for q in parts]
+    tiles = [tiles_within(q) for q in parts]
     sizes: list[int] = []
     for other in range(len(shape)):
         if other == axis:
@@ -206,7 +206,7 @@ def _tiles(operation: str, operand: str, parts: Sequence[QArray], axis: int) -> 
     return tuple(sizes)
 
 
-def _shared(q: QArray) -> Shape:
+def tiles_within(q: Any) -> Shape:
     """Sizes of the tiles, none larger than its axis."""
     return tuple(min(tile, size) for tile, size in zip(q.tile_sizes, q.shape, strict=True))
 
@@ -232,12 +232,12 @@ def _counts(q: QArray, counts: Shape, axis: int, tile: int) -> Shape:
 def _spread(q: QArray, leaf: Any, tiles: Shape, counts: Shape, dtype: np.dtype) -> jax.Array:
     """A scale or zero point of a piece with an entry for each of the new tiles."""
     leaf = jnp.asarray(leaf)
-    values = _bytes(leaf if leaf.dtype == dtype else leaf.astype(dtype))
+    values = as_bytes(leaf if leaf.dtype == dtype else leaf.astype(dtype))
     values = values.reshape(values.shape or (1,) * len(counts))
-    for axis, (old, new) in enumerate(zip(_shared(q), tiles, strict=True)):
+    for axis, (old, new) in enumerate(zip(tiles_within(q), tiles, strict=True)):
         if values.shape[axis] > 1 and old != new:
             values = repeated(values, axis, old // new, counts[axis])
-    return _from_bytes(jnp.broadcast_to(values, counts), dtype)
+    return bits_as(jnp.broadcast_to(values, counts), dtype)
 
 
 def _scale_dtype(parts: Sequence[QArray]) -> np.dtype:
@@ -257,18 +257,4 @@ def _zero_dtype(parts: Sequence[QArray]) -> np.dtype:
 def concatenated(leaves: Sequence[Any], axis: int) -> jax.Array:
     """Arrays of one dtype as one. XLA:CPU widens float8 to join it, so float8 goes as bytes."""
     dtype = np.dtype(leaves[0].dtype)
-    return _from_bytes(jnp.concatenate([_bytes(jnp.asarray(leaf)) for leaf in leaves], axis), dtype)
-
-
-def _is_narrow_float(dtype: np.dtype) -> bool:
-    return dtype.itemsize == 1 and not np.issubdtype(dtype, np.integer)
-
-
-def _bytes(leaf: jax.Array) -> jax.Array:
-    is_narrow = _is_narrow_float(np.dtype(leaf.dtype))
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint8) if is_narrow else leaf
-
-
-def _from_bytes(values: jax.Array, dtype: np.dtype) -> jax.Array:
-    is_narrow = _is_narrow_float(dtype)
-    return jax.lax.bitcast_convert_type(values, dtype) if is_narrow else values
+    return bits_as(jnp.concatenate([as_bytes(jnp.asarray(leaf)) for leaf in leaves], axis), dtype)

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.qarray import QArray, given_tiles
 from jaxfp8._value.spec import Shape, tile_counts
 
@@ -60,11 +60,11 @@ def pack_columns(q: QArray, contracting: int) -> QArray:
     def pack(array: jax.Array | None, wide: int = 1, deep: int = 1) -> jax.Array | None:
         if array is None or array.ndim == 0:
             return array
-        codes = jnp.moveaxis(as_codes(array), contracting, -1)
+        codes = jnp.moveaxis(as_bytes(array), contracting, -1)
         *lead, across, along = codes.shape
         parts = _split_entries(across, wide, columns, COLUMNS)
         parts += _split_entries(along, deep, depth, QUAD)
-        return from_codes(codes.reshape(*lead, *parts).swapaxes(-3, -2), array.dtype)
+        return bits_as(codes.reshape(*lead, *parts).swapaxes(-3, -2), array.dtype)
 
     *lead, _, _ = with_last(given_tiles(q), contracting)
     tiles = [split_tile(wide, columns, COLUMNS), split_tile(deep, depth, QUAD)]
@@ -84,10 +84,10 @@ def unpack_columns(packed: QArray, contracting: int) -> QArray:
     def unpack(array: jax.Array | None) -> jax.Array | None:
         if array is None or array.ndim == 0:
             return array
-        codes = as_codes(array).swapaxes(-3, -2)
+        codes = as_bytes(array).swapaxes(-3, -2)
         *lead, groups, columns, quads, depth = codes.shape
         codes = codes.reshape(*lead, groups * columns, quads * depth)
-        return from_codes(jnp.moveaxis(codes, -1, contracting), array.dtype)
+        return bits_as(jnp.moveaxis(codes, -1, contracting), array.dtype)
 
     qvalue, scale = jnp.asarray(unpack(packed.qvalue)), jnp.asarray(unpack(packed.scale))
     plain = QArray(qvalue, scale, unpack(packed.zero_point))
@@ -97,15 +97,3 @@ def unpack_columns(packed: QArray, contracting: int) -> QArray:
     derived = plain.tile_sizes
     given = tuple(None if a == b else a for a, b in zip(tiles, derived, strict=True))
     return dataclasses.replace(plain, tiles=given) if any(given) else plain
-
-
-def as_codes(x: jax.Array) -> jax.Array:
-    """The array; 8-bit values and float8_e8m0fnu scales as bytes: XLA does not convert bytes."""
-    if x.dtype.itemsize == 1:
-        return jax.lax.bitcast_convert_type(x, jnp.uint8)
-    return jnp.asarray(x)
-
-
-def from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The inverse of `as_codes`."""
-    return codes if codes.dtype == dtype else jax.lax.bitcast_convert_type(codes, dtype)

@@ -50,11 +50,7 @@ def _bytes_in_place(x: jax.Array, *places: jax.Array) -> jax.Array:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     out = bytes_to_pick_p.bind(*primals)
-    return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-
-
-def _batch(operands: Sequence[Any], axes: Sequence[Any]) -> Any:
-    return bytes_to_pick_p.bind(*operands), axes[0]
+    return out, compat.zero_tangent(out)
 
 
 bytes_to_pick_p.def_impl(_bytes)
@@ -62,7 +58,10 @@ bytes_to_pick_p.def_abstract_eval(
     lambda x, *places: x.update(dtype=jnp.dtype(jnp.uint8), weak_type=False)
 )
 ad.primitive_jvps[bytes_to_pick_p] = _jvp
-batching.primitive_batchers[bytes_to_pick_p] = _batch
+batching.primitive_batchers[bytes_to_pick_p] = lambda operands, axes: (
+    bytes_to_pick_p.bind(*operands),
+    axes[0],
+)
 mlir.register_lowering(bytes_to_pick_p, mlir.lower_fun(_bytes, multiple_results=False))
 mlir.register_lowering(
     bytes_to_pick_p, mlir.lower_fun(_bytes_in_place, multiple_results=False), platform="cpu"

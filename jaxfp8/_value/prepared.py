@@ -13,14 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._value import checks, compat
-from jaxfp8._value.dtypes import INT32, is_int8
+from jaxfp8._value.dtypes import INT32, as_bytes, bits_as, is_int8
 from jaxfp8._value.errors import FallbackWarning, message, shown
 from jaxfp8._value.operators import MatmulOperator
 from jaxfp8._value.packing import (
     COLUMNS,
     QUAD,
-    as_codes,
-    from_codes,
     logical_shape,
     pack_columns,
     split_tile,
@@ -340,9 +338,9 @@ def _with_axis_last(q: QArray | TransposedArray, axis: int) -> TransposedArray:
 def _contiguous(view: TransposedArray) -> QArray:
     """Arrays in the order of a view; codes are moved as bytes."""
     q = view.stored
-    moved = dataclasses.replace(view, stored=dataclasses.replace(q, qvalue=as_codes(q.qvalue)))
+    moved = dataclasses.replace(view, stored=dataclasses.replace(q, qvalue=as_bytes(q.qvalue)))
     made = moved.contiguous()
-    return dataclasses.replace(made, qvalue=from_codes(made.qvalue, q.qvalue.dtype))
+    return dataclasses.replace(made, qvalue=bits_as(made.qvalue, q.qvalue.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=1)

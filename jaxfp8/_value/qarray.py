@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from jaxfp8._value.checks import as_index, has_data, has_dtype, is_array, type_error, value_error
 from jaxfp8._value.dtypes import (
@@ -21,7 +20,6 @@ from jaxfp8._value.dtypes import (
     is_eight_bit,
     is_float8,
     names,
-    storage,
 )
 from jaxfp8._value.errors import message
 from jaxfp8._value.indexing import part
@@ -226,20 +224,6 @@ def adopt(value: Any) -> Any:
     return QArray(value.qvalue, value.scale, getattr(value, "zero_point", None))
 
 
-def as_bytes(qvalue: jax.Array) -> jax.Array:
-    """The values as they travel: FP8 as its uint8 codes, int8 and uint8 as they are."""
-    if is_float8(qvalue.dtype):
-        return jax.lax.bitcast_convert_type(qvalue, storage(qvalue.dtype))
-    return jnp.asarray(qvalue)
-
-
-def from_bytes(values: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The inverse of `as_bytes`: values of a logical `dtype` from their bytes."""
-    if is_float8(dtype):
-        return jax.lax.bitcast_convert_type(values, np.dtype(dtype))
-    return jnp.asarray(values, dtype)
-
-
 def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
     """As `stored_factors`, with the scale as float32 and the zero point as int32."""
     scale, zero_point, tiles = stored_factors(q)
@@ -395,12 +379,8 @@ def _check_zero_point_shape(q: QArray, operation: str, operand: str) -> None:
 def _entries(q: QArray) -> Shape:
     """Number of tiles along each axis: the larger of the sizes of scale and zero point."""
     leaves = [leaf for leaf in (q.scale, q.zero_point) if leaf is not None]
-    return tuple(_common([_axis(leaf, axis) for leaf in leaves]) for axis in range(q.ndim))
-
-
-def _common(sizes: list[int]) -> int:
-    """The common size of `sizes` by broadcasting."""
-    return next((size for size in sizes if size != 1), 1)
+    sizes = ([_axis(leaf, axis) for leaf in leaves] for axis in range(q.ndim))
+    return tuple(next((size for size in own if size != 1), 1) for own in sizes)
 
 
 def _axis(leaf: Any, axis: int) -> int:

@@ -255,10 +255,7 @@ def compute_capability() -> int | None:
 
 def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
     """The kernels of the CPU library for a problem on this CPU, as `cuda_paths` lists paths."""
-    library = library_or_none("cpu")
-    if library is None:
-        return why_unavailable("cpu") or ""
-    return _paths(*abi.call(library, "jaxfp8_cpu_route", abi.Spec.of(spec)))
+    return _paths("cpu", abi.Spec.of(spec))
 
 
 def cuda_paths(
@@ -270,14 +267,14 @@ def cuda_paths(
     sentence: why none can, or why there is no library. With `kernel` "int8", paths that compute FP8
     in int8.
     """
-    library = library_or_none("cuda")
+    return _paths("cuda", abi.Spec.of(spec, kernel), compute_capability, cublaslt_version)
+
+
+def _paths(platform: str, *asked: Any) -> dict[str, str] | str:
+    library = library_or_none(platform)
     if library is None:
-        return why_unavailable("cuda") or ""
-    asked = (abi.Spec.of(spec, kernel), compute_capability, cublaslt_version)
-    return _paths(*abi.call(library, "jaxfp8_cuda_route", *asked))
-
-
-def _paths(status: int, text: str) -> dict[str, str] | str:
+        return why_unavailable(platform) or ""
+    status, text = abi.call(library, f"jaxfp8_{platform}_route", *asked)
     if status:
         return text
     return {name: why for name, _, why in (line.partition(": ") for line in text.splitlines())}

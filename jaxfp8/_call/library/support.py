@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec, is_known
 
 # The platforms with kernels. Others compute `_call/reference` through XLA.
@@ -21,7 +22,7 @@ def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
     platform = {"gpu": "cuda"}.get(platform, platform)
     if platform not in KERNEL_PLATFORMS:
         return _WITHOUT_KERNELS.get(platform, f"there are no kernels for platform {platform!r}")
-    if not _has_eight_bit_side(spec):
+    if not any(dtypes.is_eight_bit(side.dtype) for side in (spec.lhs, spec.rhs)):
         return "neither operand is 8-bit"
     if not is_known(spec.lhs.shape + spec.rhs.shape):
         return "its sizes are not known when the program is lowered"
@@ -34,10 +35,3 @@ def why_too_old(compute_capability: int) -> str | None:
         return None
     major, minor = divmod(compute_capability, 10)
     return f"the GPU is of compute capability {major}.{minor}, and the kernels need 8.0 or later"
-
-
-def _has_eight_bit_side(spec: ScaledDotSpec) -> bool:
-    return any(
-        side.dtype.startswith("float8") or side.dtype.endswith("int8")
-        for side in (spec.lhs, spec.rhs)
-    )

@@ -22,7 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfp8._call.mesh.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
-from jaxfp8._value.dtypes import FLOAT8
+from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 from jaxfp8._value.tiles import repeated
 
@@ -95,20 +95,14 @@ def _on_mesh(
     )
     results = split(*map(_resharded, operands, placed[0]))
     return [
-        _as_dtype(_resharded(y, aval.sharding), aval.dtype)
+        bits_as(_resharded(y, aval.sharding), aval.dtype)
         for y, aval in zip(results, avals_out, strict=True)
     ]
 
 
 def _resharded(x: Any, sharding: NamedSharding) -> Any:
     """The array resharded. FP8 moves as bytes, since XLA:CPU widens float8 to move it."""
-    if x.dtype in FLOAT8 and jax.typeof(x).sharding != sharding:
-        x = jax.lax.bitcast_convert_type(x, jnp.uint8)
-    return jax.reshard(x, sharding)
-
-
-def _as_dtype(x: Any, dtype: Any) -> Any:
-    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+    return jax.reshard(x if jax.typeof(x).sharding == sharding else as_bytes(x), sharding)
 
 
 def _explicit(mesh: Any) -> set[str]:
@@ -265,11 +259,10 @@ def dot_sharding(
         return None
     named = dict(zip(spec.operand_names(), avals, strict=True))
     sides = _of_shared_batch(spec, named)
-    operands = [_float(mesh, shape, split) for shape, split in sides]
-    addends = [
-        _float(mesh, named[name].shape, splits(named[name]))
-        for name in ("residual", "bias")
-        if name in named
+    addends = [named[name] for name in ("residual", "bias") if name in named]
+    floats = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, _spec(split)))
+        for shape, split in (*sides, *((x.shape, splits(x)) for x in addends))
     ]
 
     def dot(lhs: Any, rhs: Any, *addends: Any) -> Any:
@@ -278,12 +271,7 @@ def dot_sharding(
 
     with jax.sharding.use_abstract_mesh(mesh):
         # `jax.eval_shape` leaves shardings out on a mesh with automatic axes too.
-        return jax.make_jaxpr(dot)(*operands, *addends).out_avals[0].sharding
-
-
-def _float(mesh: Any, shape: Shape, split: Sequence[Axes]) -> jax.ShapeDtypeStruct:
-    sharding = NamedSharding(mesh, _spec(split))
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        return jax.make_jaxpr(dot)(*floats).out_avals[0].sharding
 
 
 def _spec(split: Sequence[Axes]) -> PartitionSpec:

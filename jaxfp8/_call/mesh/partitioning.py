@@ -93,9 +93,8 @@ def lowering(rule: Callable[..., Any], *tables: Table) -> Callable[..., Any]:
         if not isinstance(place, compat.Place):
             return rule(ctx, *operands, **params)
         types = tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in)
-        call = core.jaxpr_as_fun(
-            _splittable(tables, types, place, is_strict(), tuple(params.items()))
-        )
+        whole = _splittable(tables, types, place, is_strict(), tuple(params.items()))
+        call = core.jaxpr_as_fun(whole)
         compass = mlir.lower_fun(lambda: grid.compass(place), multiple_results=True)
         needle = compass(ctx.replace(avals_in=[]))
         told = place.given_to(ctx.replace(avals_in=[*types, *grid.compass_type(place)]))

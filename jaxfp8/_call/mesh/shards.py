@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxfp8._value.dtypes import FLOAT8
+from jaxfp8._value.dtypes import as_bytes, bits_as
 
 Names = tuple[str | None, ...]  # the factor of each axis of an array, None if it is never split
 
@@ -111,8 +111,8 @@ def without_padding(x: jax.Array, axis: int, size: int, mesh_axes: tuple[str, ..
     """A shard with zeros in its padding. Equal shards may be longer than an array of `size`."""
     if mesh_axes == () or x.shape[axis] * jax.lax.axis_size(mesh_axes) == size:
         return x
-    values = jax.lax.bitcast_convert_type(x, np.uint8) if x.dtype in FLOAT8 else x
+    values = as_bytes(x)
     here = jax.lax.axis_index(mesh_axes) * x.shape[axis]
     place = here + jax.lax.broadcasted_iota(np.int32, x.shape, axis)
     kept = jax.lax.select(place < size, values, jax.lax.full_like(values, 0))
-    return kept if values is x else jax.lax.bitcast_convert_type(kept, x.dtype)
+    return bits_as(kept, x.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -82,13 +82,8 @@ run_compiled(scaled_dot_p)
 
 @scaled_dot_p.def_abstract_eval
 def _abstract_eval(
-    *avals: jax.core.ShapedArray,
-    spec: ScaledDotSpec,
-    kernel: str,
-    split: bool,
-    out_sharding: PartitionSpec | None,
+    *avals: jax.core.ShapedArray, spec: ScaledDotSpec, out_sharding: PartitionSpec | None, **_: Any
 ) -> list[jax.core.ShapedArray]:
-    del kernel, split
     check_operands(spec, avals)
     stored = _dtypes.storage(spec.epilogue.out_dtype)
     sharding = explicit.dot_sharding(spec, avals, out_sharding)
@@ -108,10 +103,9 @@ def batch_rule(
     *,
     spec: ScaledDotSpec,
     kernel: str,
-    split: bool,
     out_sharding: PartitionSpec | None,
+    **_: Any,  # `_bind` decides `split` for the new problem
 ) -> tuple[list[jax.Array], list[int]]:
-    del split  # `_bind` decides it for the new problem
     names = spec.operand_names()
     spec, named = batch_scaled_dot(
         spec, dict(zip(names, operands, strict=True)), dict(zip(names, axes, strict=True))
@@ -136,10 +130,9 @@ def jvp_rule(
     *,
     spec: ScaledDotSpec,
     kernel: str,
-    split: bool,
     out_sharding: PartitionSpec | None,
+    **_: Any,
 ) -> tuple[list[Any], list[Any]]:
-    del split
     bind = functools.partial(_bind, kernel=kernel, out_sharding=out_sharding)
     names = spec.operand_names()
     named = dict(zip(names, primals, strict=True))
@@ -152,38 +145,25 @@ def jvp_rule(
         out = bind(spec, named=named)
         dtype = spec.epilogue.out_dtype
         tangent = _sum_tangent(spec, bind, named, moving, dtype)
-        return out, [_zero_tangent(out[0]) if tangent is None else tangent]
+        return out, [compat.zero_tangent(out[0]) if tangent is None else tangent]
     total = bind(_sum_only(spec, "float32", keep_addends=True), named=named)[0]
     tangent = _sum_tangent(spec, bind, named, moving, "float32")
-    tangent = jnp.zeros_like(total) if tangent is None else tangent
-    return _finish_jvp(spec, total, tangent, named.get("out_scale"), moving.get("out_scale"))
-
-
-def _zero_tangent(primal: jax.Array) -> ad.Zero:
-    return ad.Zero(jax.typeof(primal).to_tangent_aval())
+    primals, tangents = (total,), (jnp.zeros_like(total) if tangent is None else tangent,)
+    if (scale := named.get("out_scale")) is not None:
+        d_scale = moving.get("out_scale")
+        primals += (scale,)
+        tangents += (jnp.zeros_like(scale) if d_scale is None else d_scale,)
+    out, d_out = jax.jvp(functools.partial(dot_reference.finish, spec.epilogue), primals, tangents)
+    floats = [jnp.issubdtype(y.dtype, np.floating) for y in out]
+    zeros = map(compat.zero_tangent, out)
+    return list(out), [
+        d if real else zero for d, zero, real in zip(d_out, zeros, floats, strict=True)
+    ]
 
 
 def _is_linear(epilogue: EpilogueSpec) -> bool:
     wide = not _dtypes.is_eight_bit(epilogue.out_dtype) and epilogue.out_dtype != "int32"
     return wide and epilogue.activation == "none" and epilogue.amax is None
-
-
-def _finish_jvp(
-    spec: ScaledDotSpec, total: Any, tangent: Any, out_scale: Any, out_scale_tangent: Any
-) -> tuple[list[Any], list[Any]]:
-    primals, tangents = [total], [tangent]
-    if out_scale is not None:
-        primals.append(out_scale)
-        tangents.append(
-            jnp.zeros_like(out_scale) if out_scale_tangent is None else out_scale_tangent
-        )
-    finish = functools.partial(dot_reference.finish, spec.epilogue)
-    out, d_out = jax.jvp(finish, primals, tangents)
-    zeros = [
-        _zero_tangent(y) if not jnp.issubdtype(y.dtype, np.floating) else d
-        for y, d in zip(out, d_out, strict=True)
-    ]
-    return list(out), zeros
 
 
 def _sum_tangent(
@@ -216,15 +196,12 @@ def _sum_only(spec: ScaledDotSpec, out_dtype: str, keep_addends: bool = False) -
 
 
 def transpose_rule(
-    cotangents: list[Any],
-    *operands: Any,
-    spec: ScaledDotSpec,
-    kernel: str,
-    split: bool,
-    out_sharding: PartitionSpec | None,
+    cotangents: list[Any], *operands: Any, spec: ScaledDotSpec, kernel: str, **_: Any
 ) -> list[Any]:
-    """Transposes a sum, linear in the undefined operands: one side, residual or bias."""
-    del split, out_sharding  # the types of the operands say how their cotangents are sharded
+    """Transposes a sum, linear in the undefined operands: one side, residual or bias.
+
+    The types of the operands say how their cotangents are sharded.
+    """
     names = spec.operand_names()
     named = dict(zip(names, operands, strict=True))
     avals = {n: named[n].aval for n in names if ad.is_undefined_primal(named[n])}
@@ -343,18 +320,14 @@ def _layout_of(
 # Splitting over a mesh
 
 
-def _parts(
-    avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
-) -> Parts:
-    del avals, out_sharding  # the spec and the types of results follow from them
+def _parts(_: Any, *, spec: ScaledDotSpec, kernel: str, split: bool, **__: Any) -> Parts:
     bind = functools.partial(_bind_on_shards, kernel, split)
     return sharded_dot.factors(spec), functools.partial(sharded_dot.on_shards, spec, bind)
 
 
 def _parts_of_cut_tiles(
-    avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
+    _: Any, *, spec: ScaledDotSpec, kernel: str, split: bool, **__: Any
 ) -> Parts | None:
-    del avals, out_sharding
     if (factors := cut_tiles.factors(spec)) is None:
         return None
     bind = functools.partial(_bind_on_shards, kernel, split)

@@ -98,13 +98,14 @@ def rounded_first(spec: ScaledDotSpec, compute_capability: int | None) -> tuple[
 
     `compute_capability` is 10 * major + minor of the GPU; None if unknown.
     """
-    if compute_capability is None or not _is_known(spec) or canonical.is_empty(spec):
+    known = is_known(spec.lhs.shape) and is_known(spec.rhs.shape)
+    if compute_capability is None or not known or canonical.is_empty(spec):
         return BOTH
     for weights, values in (BOTH[::-1], BOTH):
         if not dtypes.is_float8(getattr(spec, weights).dtype):
             continue
         for names in ((), (values,)):
-            if _takes(narrowed(spec, names), compute_capability):
+            if why_not_one_call(narrowed(spec, names), compute_capability) is None:
                 return names
     return BOTH
 
@@ -116,10 +117,6 @@ def why_not_one_call(spec: ScaledDotSpec, compute_capability: int) -> str | None
     return paths if isinstance(paths, str) else paths[PATH] or None
 
 
-def _takes(spec: ScaledDotSpec, compute_capability: int) -> bool:
-    return why_not_one_call(spec, compute_capability) is None
-
-
 def in_one_call(spec: ScaledDotSpec, operands: Sequence[Any] = ()) -> bool:
     """Whether the GPU at hand computes the product in one call, as far as tracing can tell.
 
@@ -128,7 +125,3 @@ def in_one_call(spec: ScaledDotSpec, operands: Sequence[Any] = ()) -> bool:
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in operands)]
     kinds = {kind for mesh in meshes for kind in mesh.axis_types}
     return kinds <= {AxisType.Manual} and rounded_first(spec, ffi.compute_capability()) != BOTH
-
-
-def _is_known(spec: ScaledDotSpec) -> bool:
-    return is_known(spec.lhs.shape) and is_known(spec.rhs.shape)

@@ -138,11 +138,7 @@ def _abstract_eval(*avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool) -
 
 
 def _batch(
-    operands: tuple[Any, ...],
-    axes: tuple[Any, ...],
-    *,
-    specs: tuple[ScaledDotSpec, ...],
-    split: bool,
+    operands: tuple[Any, ...], axes: tuple[Any, ...], *, specs: Any, split: bool
 ) -> tuple[list[Any], list[Any]]:
     outs: list[Any] = []
     places: list[Any] = []
@@ -158,11 +154,7 @@ def _batch(
 
 
 def _jvp(
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
-    *,
-    specs: tuple[ScaledDotSpec, ...],
-    split: bool,
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, specs: Any, split: bool
 ) -> tuple[list[Any], list[Any]]:
     dots = _each(specs, split, primals, tangents)
     pairs = [jvp_rule(own, own_tangents, **params) for params, (own, own_tangents) in dots]

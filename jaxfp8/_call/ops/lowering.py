@@ -42,8 +42,12 @@ def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: 
     """The lowering rule of `scaled_dot_p` for one platform."""
     reason = why_not(spec, platform)
     if reason is not None:
-        _report_fallback(spec, platform, reason)
-        return _lower_reference(ctx, *operands, spec=spec, kernel=kernel)
+        text = (
+            f"`jaxfp8.dot_general`: {spec.told()} has no kernel on {platform!r} because {reason}; "
+            "plain XLA computes it and widens the 8-bit data; `python -m jaxfp8 doctor` says more"
+        )
+        warn_once(text, "leave `jaxfp8.strict()` to allow that", (platform, reason))
+        return _lower_reference(ctx, *operands, spec=spec)
     if platform == "cuda":
         parameters = ctx.module_context.lowering_parameters
         known = None if parameters.for_export else ffi.compute_capability()
@@ -98,7 +102,11 @@ def in_canonical_form(
     *operands: jax.Array, spec: ScaledDotSpec, kernel: str = ""
 ) -> tuple[canonical.Canonical, list[jax.Array]]:
     """A problem without empty axes, and its operands, in canonical form for a GPU."""
-    stored = _scale_as_stored(canonical.canonical(spec, kernel).spec, kernel)
+    # A conversion before a call is a kernel of its own: 1.4 us. A product of one row takes 10.
+    # `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths
+    # read float32.
+    weights = asked.weights_of(canonical.canonical(spec, kernel).spec, kernel)
+    stored = "" if weights is None else f"{weights}_scale"
     given = dict(zip(spec.operand_names(), operands, strict=True))
     wide = dot_reference.widened(spec, {n: x for n, x in given.items() if n != stored})
     form = canonical.canonical(_rounding_only(spec, stored), kernel)
@@ -114,17 +122,6 @@ def result_types(form: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
     return [out] if amax is None else [out, jax.ShapeDtypeStruct(amax, np.float32)]
 
 
-def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
-    """The scale read as stored and rounded by the call; "" if there is none.
-
-    A conversion before a call is a kernel of its own: 1.4 us, while a product of one row takes 10.
-    `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths read
-    float32.
-    """
-    weights = asked.weights_of(form, kernel)
-    return "" if weights is None else f"{weights}_scale"
-
-
 def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:
     """The problem after its scales were rounded; the call rounds only the named one."""
     lhs, rhs = (
@@ -138,20 +135,6 @@ _lower_cuda = mlir.lower_fun(_call_cuda, multiple_results=True)
 _lower_by_xla = mlir.lower_fun(xla_products.scaled_dot, multiple_results=True)
 
 
-def _compute_reference(
-    *operands: jax.Array, spec: ScaledDotSpec, kernel: str
-) -> tuple[jax.Array, ...]:
-    del kernel  # names a kernel of the library; the reference has none
-    return dot_reference.scaled_dot(spec, *operands)
-
-
-_lower_reference = mlir.lower_fun(_compute_reference, multiple_results=True)
-
-
-def _report_fallback(spec: ScaledDotSpec, platform: str, reason: str) -> None:
-    text = (
-        f"`jaxfp8.dot_general`: {spec.told()} has no kernel on {platform!r} because {reason}; "
-        "plain XLA computes it and widens the 8-bit data; `python -m jaxfp8 doctor` says more"
-    )
-    remedy = "leave `jaxfp8.strict()` to allow that"
-    warn_once(text, remedy, (platform, reason))
+_lower_reference = mlir.lower_fun(
+    lambda *operands, spec: dot_reference.scaled_dot(spec, *operands), multiple_results=True
+)

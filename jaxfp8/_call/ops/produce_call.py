@@ -30,7 +30,6 @@ from jaxfp8._call.reference.produce_reference import (
     Norm,
     NormForm,
     ProduceSpec,
-    RowScale,
     quantized_values,
 )
 from jaxfp8._value import compat
@@ -126,17 +125,11 @@ def _batch(
         return results, [0] * len(results)
     (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
     front = [
-        y if is_shared else _in_front(y, axis, size)
+        y if is_shared else compat.in_front(y, axis, size)
         for y, (axis, is_shared) in zip(operands, pairs, strict=True)
     ]
     results = quantize_produced(*front, spec=spec)
     return results, [0] * len(results)
-
-
-def _in_front(x: jax.Array, axis: int | None, size: int) -> jax.Array:
-    if axis is None:
-        return jnp.broadcast_to(x, (size, *x.shape))
-    return jnp.moveaxis(x, axis, 0)
 
 
 # Differentiation: the codes have no derivative. A found scale and its amax have that of their
@@ -147,7 +140,7 @@ def _jvp(
     primals: tuple[jax.Array, ...], tangents: tuple[Any, ...], *, spec: ProduceSpec, split: bool
 ) -> tuple[list[jax.Array], list[Any]]:
     results = quantize_produced_p.bind(*primals, spec=spec, split=split)
-    zeros = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+    zeros = [*map(compat.zero_tangent, results)]
     if spec.rule is None:
         return results, zeros
     filled = [ad.instantiate_zeros(tangent) for tangent in tangents]
@@ -243,20 +236,14 @@ def _attributes(spec: ProduceSpec) -> dict[str, Any]:
         "rounded_first": norm.rounded_first,
         "rounded_second": norm.rounded_second,
     }
-    return made | (_of_given(spec) if spec.rule is None else _of_rule(norm, spec.rule))
-
-
-def _of_given(spec: ProduceSpec) -> dict[str, Any]:
-    assert spec.row_dtype is not None
-    return {
-        "row_dtype": spec.row_dtype.name,
-        "transposed": spec.transpose_from is not None,
-        "scales": np.int64(spec.scales),
-    }
-
-
-def _of_rule(norm: NormForm, rule: RowScale) -> dict[str, Any]:
-    return {
+    if (rule := spec.rule) is None:
+        assert spec.row_dtype is not None
+        return made | {
+            "row_dtype": spec.row_dtype.name,
+            "transposed": spec.transpose_from is not None,
+            "scales": np.int64(spec.scales),
+        }
+    return made | {
         "epsilon": np.float32(norm.epsilon if isinstance(norm, Norm) else 0.0),
         "amax_floor": np.float32(rule.amax_floor),
         "scale_floor": np.float32(rule.scale_floor),

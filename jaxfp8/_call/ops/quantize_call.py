@@ -182,15 +182,9 @@ def _batch_rows(
     operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], spec: QuantizeSpec
 ) -> list[jax.Array]:
     (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
-    x, scale = (_in_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
+    x, scale = (compat.in_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     wider = dataclasses.replace(spec, tiles=_rows(x.shape))
     return _bind(x, jnp.broadcast_to(scale, (*x.shape[:-1], 1)), spec=wider)
-
-
-def _in_front(x: jax.Array, axis: int | None, size: int) -> jax.Array:
-    if axis is None:
-        return jnp.broadcast_to(x, (size, *x.shape))
-    return jnp.moveaxis(x, axis, 0)
 
 
 # Differentiation: the codes have no derivative. A chosen scale follows the largest value of its
@@ -206,7 +200,7 @@ def _jvp(
 ) -> tuple[list[jax.Array], list[Any]]:
     del split
     results = _bind(*primals, spec=spec)
-    d_results: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+    d_results: list[Any] = [*map(compat.zero_tangent, results)]
     if not spec.given_scale and not isinstance(tangents[0], ad.Zero):
         of_tiles = plain_amax if spec.plain else functools.partial(chosen_scale, spec=spec)
         d_results[-1] = jax.jvp(of_tiles, primals, tangents)[1]

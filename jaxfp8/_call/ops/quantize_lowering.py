@@ -53,7 +53,10 @@ def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) 
         return quantized(x, *given, spec=spec)
     ffi.register_if_it_runs_here(platform)
     if spec.dtype is None:
-        return [_amax_call(x, matrix, spec)]
+        rows, columns, _, _ = matrix
+        call = jax.ffi.ffi_call(ffi.AMAX_TARGET, jax.ShapeDtypeStruct((rows,), np.float32))
+        amax = call(x.reshape(rows, columns))
+        return [amax.reshape(spec.counts(x.shape)).astype(x.dtype)]
     return _quantize_call(platform, x, given, matrix, spec)
 
 
@@ -113,13 +116,6 @@ def _reads_float8(matrix: Matrix, spec: QuantizeSpec) -> bool:
     _, columns, tile_rows, tile_columns = matrix
     rows = tile_rows == 1 and tile_columns >= columns and columns <= _LONGEST_ROW
     return rows and spec.dtype == np.int8 and spec.chooses_scale and spec.transpose_from is None
-
-
-def _amax_call(x: jax.Array, matrix: Matrix, spec: QuantizeSpec) -> jax.Array:
-    """The largest magnitude of each row, on the CPU."""
-    rows, columns, _, _ = matrix
-    call = jax.ffi.ffi_call(ffi.AMAX_TARGET, jax.ShapeDtypeStruct((rows,), np.float32))
-    return call(x.reshape(rows, columns)).reshape(spec.counts(x.shape)).astype(x.dtype)
 
 
 def _quantize_call(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfp8._call.gpu import asked, canonical, xla_products
@@ -24,8 +23,9 @@ def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
     platform = {"gpu": "cuda"}.get(platform, platform)
     if lowering.why_not(spec, platform) is not None:
         return None
-    route = _ROUTES.get(platform)
-    return "" if route is None else route(spec)
+    if platform == "cuda":
+        return _on_cuda(spec)
+    return _first(ffi.cpu_paths(spec)) if platform == "cpu" else ""
 
 
 class Slower(NamedTuple):
@@ -94,19 +94,14 @@ def _varies(side: OperandSpec) -> bool:
     return (side.scale or side.zero_point) and side.scale_varies
 
 
-def _on_cpu(spec: ScaledDotSpec) -> str:
-    return _first(ffi.cpu_paths(spec))
-
-
 def _on_cuda(spec: ScaledDotSpec) -> str:
     capability = targets.compute_capability()
     if capability is None or canonical.is_empty(spec):
         return ""
     if xla_products.takes(spec, "", capability):
         return xla_products.NAME
-    return path_on(
-        spec, capability, ffi.cublaslt()[1] if ffi.has_backend("cuda") else asked.CUBLASLT
-    )
+    version = ffi.cublaslt()[1] if ffi.has_backend("cuda") else asked.CUBLASLT
+    return path_on(spec, capability, version)
 
 
 def path_on(spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int) -> str:
@@ -120,7 +115,3 @@ def _first(paths: dict[str, str] | str) -> str:
     if isinstance(paths, str):
         return ""
     return next((name for name, why in paths.items() if not why), "")
-
-
-# How to ask the library of each platform.
-_ROUTES: dict[str, Callable[[ScaledDotSpec], str]] = {"cpu": _on_cpu, "cuda": _on_cuda}

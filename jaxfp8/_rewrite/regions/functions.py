@@ -70,7 +70,7 @@ def composite(walk: Context, op: Op) -> Sequence[Value] | None:
 
     JAX knows no effects of a composite, so one with effects is left as it is.
     """
-    jaxpr = compat.composite_jaxpr(op.params)
+    jaxpr = op.params["call_jaxpr" if "call_jaxpr" in op.params else "jaxpr"]  # from JAX 0.12 on
     if compat.has_effects(compat.open_jaxpr(jaxpr)):
         return None
     outputs = walk_inside(walk, op, jaxpr, op.inputs)
