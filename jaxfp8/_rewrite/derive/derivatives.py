@@ -101,7 +101,7 @@ class _Rules:
         self.inputs = [inputs[i] for i in used]
         self.reverse = jax.custom_vjp(run)
         self.reverse.defvjp(self.forward, self.backward, symbolic_zeros=True)
-        self.inexact = [_is_inexact(v.aval) for v in self.jaxpr.outvars]
+        self.inexact = [bool(jnp.issubdtype(v.aval.dtype, jnp.inexact)) for v in self.jaxpr.outvars]
         self._halves: dict[Hashable, Halves] = {}
         self._joined: dict[Hashable, Callable[..., Any]] = {}
 
@@ -174,7 +174,11 @@ class _Rules:
         passed, static = residuals
         key = _, active, avals, _ = static.value
         own = cotangents[: len(self.inexact)]
-        floats = [_instantiate(c) for c, real in zip(own, self.inexact, strict=True) if real]
+        floats = [
+            jnp.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c
+            for c, real in zip(own, self.inexact, strict=True)
+            if real
+        ]
         grads = dict(zip(active, self._halves[key].second(passed, *floats), strict=True))
         return tuple(grads.get(i) for i in range(len(avals)))
 
@@ -257,16 +261,6 @@ def evaluate(jaxpr: graph.Jaxpr, env: dict[Any, Any]) -> list[Any]:
         outs = graph.bind(eqn, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
-
-
-def _is_inexact(aval: Any) -> bool:
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
-
-
-def _instantiate(cotangent: Any) -> Any:
-    if isinstance(cotangent, SymbolicZero):
-        return jnp.zeros(cotangent.shape, cotangent.dtype)
-    return cotangent
 
 
 @jax.tree_util.register_static

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from jaxfp8._rewrite.floats import roles as _roles
 from jaxfp8._rewrite.floats.roles import Role
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.ir.graph import Array, Callers, Equation, Jaxpr, Op, Value
+from jaxfp8._rewrite.ir.graph import Array, Callers, Equation, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.plan.body import Body
@@ -123,7 +124,8 @@ class Rounding(Walk):
 
     def concerns(self, op: Op) -> bool:
         """Whether a region holds a dot."""
-        return any(_holds_dot(jaxpr) for jaxpr in compat.subjaxprs(op.equation))
+        inside = itertools.chain(*map(graph.equations, compat.subjaxprs(op.equation)))
+        return any(eqn.primitive.name in _DOTS for eqn in inside)
 
     def equation(self, eqn: Equation, inputs: Sequence[Value], callers: Callers) -> Sequence[Value]:
         """Add an equation to the graph, with roundings before it if it is a chosen dot."""
@@ -220,7 +222,7 @@ def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
     kinds = [_roles.role_of(walk, value).kind for value in op.inputs]
     given = [i for i, kind in enumerate(kinds) if kind != "computed"]
     new = graph.equation_op(op.equation, op.inputs, op.callers)
-    run = functools.partial(_run_at, inside.program, places)
+    run = lambda *arrays: inside.program.run([arrays[i] for i in places])  # noqa: E731
     new.run = _with_rule(op, run, walk.choose, given)
     walk.note(new)
     return new.outputs
@@ -235,11 +237,6 @@ _REGIONS: dict[str, Region] = {
     "ruled_call": _custom_rule,
     **dict.fromkeys(JITS, _jit),
 }
-
-
-def _run_at(program: Program, places: Sequence[int], *arrays: Array) -> list[Array]:
-    """Run a program on its inputs among the given arrays."""
-    return program.run([arrays[i] for i in places])
 
 
 def _rounded_value(
@@ -353,8 +350,3 @@ def _as_written(site: DotSite) -> DotSite:
 
 def _settle(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
     return Body(walk, outputs, inputs).program({})
-
-
-def _holds_dot(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr holds a dot, at any depth."""
-    return any(eqn.primitive.name in _DOTS for eqn in graph.equations(jaxpr))

@@ -7,6 +7,7 @@ only for all readers at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,7 +92,7 @@ def bitcast(value: Value, dtype: DTypeLike) -> Value:
         return op.inputs[0]
     return derived(
         "bitcast_convert_type",
-        lambda x: as_another(x, dtype),
+        lambda x: _dtypes.bits_as(x, dtype),
         [value],
         value.shape,
         dtype,
@@ -120,11 +121,6 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
     return _before(value, (dtype,), (value.dtype,), "bitcast_convert_type", _BYTE_EXACT)
 
 
-def as_another(x: Array, dtype: np.dtype) -> Array:
-    """The bits of an array as another dtype of the same width; unchanged if it has that dtype."""
-    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
-
-
 def float8_behind(value: Value) -> Value | None:
     """The FP8 array with the bytes of the value, as `undo_bitcast` finds it; None without one."""
     if value.dtype != np.uint8:
@@ -144,12 +140,6 @@ def to_pick(value: Value, places: Sequence[Value]) -> Value:
         return bytes_to_pick(x, places)
 
     return derived("bytes_to_pick", run, [source, *traced], value.shape, value.dtype)
-
-
-def _moved(op: Op, source: Value) -> Value:
-    """The data movement `op`, applied to an array of another dtype."""
-    shape = op.outputs[0].shape
-    return derived(op.name, lambda x: op.evaluate(x)[0], [source], shape, source.dtype)
 
 
 # Wider dtypes for each set of narrower ones. They represent every number exactly.
@@ -228,5 +218,10 @@ def _before(
             return value
         source = op.inputs[0]
     for op in reversed(moved):
-        source = _moved(op, source)
+        shape, run = op.outputs[0].shape, functools.partial(_first_output, op)
+        source = derived(op.name, run, [source], shape, source.dtype)
     return source
+
+
+def _first_output(op: Op, x: Array) -> Array:
+    return op.evaluate(x)[0]

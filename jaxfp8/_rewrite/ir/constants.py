@@ -24,8 +24,8 @@ def number(value: Value) -> float | None:
         return None
     scalar = entries.reshape(())
     for dtype in reversed(dtypes):
-        if dtype.kind in "iu" and not _holds(dtype, float(scalar)):
-            return None
+        if dtype.kind in "iu" and not np.iinfo(dtype).min <= scalar <= np.iinfo(dtype).max:
+            return None  # not even after truncation
         with np.errstate(all="ignore"):
             scalar = scalar.astype(dtype)
     return float(scalar)
@@ -38,7 +38,7 @@ _MOST_KNOWN = 2**22
 def known(value: Value) -> np.ndarray | None:
     """The entries of a constant array. None if it depends on an input or is large."""
     for source in graph.behind([value]):
-        is_unknown = source.op is None and _given(source) is None
+        is_unknown = source.op is None and source.literal is None and source.concrete is None
         if is_unknown or source.size > _MOST_KNOWN or (source.op and source.op.effectful):
             return None
     # The user's transfer guard and NaN check concern the function, not this evaluation.
@@ -51,13 +51,3 @@ def evaluated(value: Value) -> Array:
     given = [(v, v.concrete) for v in graph.behind([value]) if v.op is None and v.literal is None]
     inputs, arrays = [v for v, _ in given], [array for _, array in given if array is not None]
     return emit.schedule([value], (), {}, inputs).run(arrays)[0]
-
-
-def _given(value: Value) -> Array | None:
-    """The array of an input of a program, if it is known."""
-    return value.concrete if value.literal is None else value.literal
-
-
-def _holds(dtype: np.dtype, number: float) -> bool:
-    """Whether an integer dtype holds a number after truncation."""
-    return bool(np.iinfo(dtype).min <= number <= np.iinfo(dtype).max)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
@@ -178,12 +179,7 @@ def fill(small: Value, counts: Shape) -> Value:
     return graph.repeat(small, times, counts)
 
 
-def all_moved(factors: Factors, move: Callable[[Factor], Factor | None]) -> Factors | None:
-    """Each factor moved; None if one of them cannot be."""
-    return all_found([move(factor) for factor in factors])
-
-
-def all_found(factors: Sequence[Factor | None]) -> Factors | None:
-    """The factors, or None if one is missing."""
-    held = tuple(f for f in factors if f is not None)
-    return held if len(held) == len(factors) else None
+def all_moved(parts: Sequence[Any], move: Callable[[Any], Factor | None]) -> Factors | None:
+    """The factors made of parts, such as factors moved; None if one of them cannot be."""
+    moved = tuple(own for part in parts if (own := move(part)) is not None)
+    return moved if len(moved) == len(parts) else None

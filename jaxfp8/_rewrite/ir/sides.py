@@ -104,7 +104,8 @@ def peel(side: Side) -> Side:
     """
     while (op := graph.producer(side.value, "transpose")) is not None:
         moved = _transposed(side, op.inputs[0], tuple(int(a) for a in op.params["permutation"]))
-        if not _in_order(moved):
+        free = [axis for i, axis in enumerate(moved.output) if axis >= 0 and i not in moved.batch]
+        if free != sorted(free):
             return side
         side = moved
     return side
@@ -126,12 +127,6 @@ def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
         zero_point=move(side.zero_point) if side.zero_point is not None else None,
         factors=tuple(move(f) for f in side.factors),
     )
-
-
-def _in_order(side: Side) -> bool:
-    """Whether the free axes have the order of the output's axes."""
-    free = [axis for i, axis in enumerate(side.output) if axis >= 0 and i not in side.batch]
-    return free == sorted(free)
 
 
 def tiles_of(side: Side, factors: Factors) -> Shape:

@@ -103,12 +103,8 @@ class Border:
 
     def _link(self, value: Value, shape: Shape | None = None, how: How = "whole") -> Value:
         """The inner value of an outer one."""
-        inner = Value(
-            value.shape if shape is None else shape,
-            value.dtype,
-            weak_type=value.weak_type,
-            outer=value,
-        )
+        shape = value.shape if shape is None else shape
+        inner = Value(shape, value.dtype, weak_type=value.weak_type, outer=value)
         self.links[inner] = (value, how)
         return inner
 
@@ -132,7 +128,9 @@ class Border:
             return
         own = fact.moved(lambda q: self._data(q, inner, how), enter)
         if isinstance(own, Scaled):
-            guards = tuple(self._guard(guard, how) for guard in own.guards)
+            # A guard is the same for every slice and on every device.
+            whole: How = "whole" if isinstance(how, str) else PartitionSpec()
+            guards = tuple(self._link(guard, (), whole) for guard in own.guards)
             own = dataclasses.replace(own, guards=guards)
         if own is not None:
             self.inner.facts[inner] = own
@@ -146,10 +144,6 @@ class Border:
             return self._link(q, inner.shape, how)
         is_it = self.links[inner][0] is source
         return casts.bitcast(inner if is_it else self._link(source, inner.shape, how), q.dtype)
-
-    def _guard(self, guard: Value, how: How) -> Value:
-        """A guard inside, the same for every slice and on every device."""
-        return self._link(guard, (), "whole" if isinstance(how, str) else PartitionSpec())
 
     def _slice_factor(self, factor: Factor) -> Factor | None:
         """A factor of the stack as one of a slice: sliced too, or whole if all slices share it."""

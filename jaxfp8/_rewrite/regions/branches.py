@@ -42,23 +42,17 @@ def cond(walk: Context, op: Op) -> Sequence[Value] | None:
     branches = [_branch(inside, reads) for inside in insides]
     platforms = op.params.get("branches_platforms")
     if platforms is None:
-        new = new_op(walk, op, [index, *reads], _by_index(branches))
+        by_index = lambda which, *arrays: lax.switch(which, branches, *arrays)  # noqa: E731
+        new = new_op(walk, op, [index, *reads], by_index)
     else:  # a branch need not compile on another platform than its own
         new = new_op(walk, op, reads, _by_platform(platforms, branches))
-    outputs = new.outputs
-    state_facts(walk, new, outputs, leaving[0])
-    return outputs
+    return state_facts(walk, new, leaving[0])
 
 
 def _branch(inside: Inside, reads: Sequence[Value]) -> Branch:
     """A branch as a function of the inputs of all branches."""
     places = [reads.index(value) for value, _ in inside.sources]
     return lambda *arrays: inside.program.run([arrays[i] for i in places])
-
-
-def _by_index(branches: Sequence[Branch]) -> Callable[..., list[Array]]:
-    """The branch chosen by the first array."""
-    return lambda which, *arrays: lax.switch(which, branches, *arrays)
 
 
 def _by_platform(

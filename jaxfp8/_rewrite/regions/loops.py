@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import casts
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.regions import exits, opaque
 from jaxfp8._rewrite.regions.borders import Border, How, Inside
@@ -137,10 +136,10 @@ def _run_scan(op: Op, inside: Inside, n_state: int, *, in_bytes: bool) -> Run:
             }
             xs = [next(feed[how]) if how in feed else x for x, (_, how) in rows]
             outs = inside.program.run(xs)
-            return outs[:n_state], list(map(casts.as_another, outs[n_state:], held))
+            return outs[:n_state], list(map(dtypes.bits_as, outs[n_state:], held))
 
         state, stacked = lax.scan(body, init, (places, stacks), **options)
-        return [*state, *map(casts.as_another, stacked, given)]
+        return [*state, *map(dtypes.bits_as, stacked, given)]
 
     return run
 
@@ -204,7 +203,7 @@ def _rebuilt_loop(
     new.outputs = tuple(kept)
     for i, value in enumerate(kept):
         value.index = i
-    state_facts(walk, new, stacked, leaving)
+    state_facts(walk, new, leaving, len(carry.changing))
     final = list(carry.outer)
     for i, value in zip(carry.changing, kept, strict=False):
         final[i] = value

@@ -36,9 +36,7 @@ def rebuilt(
     if not inside.changed and not is_known(leaving):
         return None
     new = new_op(walk, op, [value for value, _ in inside.sources], run)
-    outputs = new.outputs
-    state_facts(walk, new, outputs, leaving)
-    return outputs
+    return state_facts(walk, new, leaving)
 
 
 def new_op(walk: Context, op: Op, reads: Sequence[Value], run: Run) -> Op:
@@ -64,9 +62,12 @@ def is_known(leaving: Sequence[Exit]) -> bool:
     return any(exit_.fact is not None for exit_ in leaving)
 
 
-def state_facts(walk: Context, op: Op, outputs: Sequence[Value], leaving: Sequence[Exit]) -> None:
-    """Add the extra outputs to a rebuilt region, and state the facts about the others."""
-    for value, exit_ in zip(outputs, leaving, strict=False):
+def state_facts(
+    walk: Context, op: Op, leaving: Sequence[Exit], first: int = 0
+) -> tuple[Value, ...]:
+    """The outputs of a rebuilt region; it gets extra ones, and those from `first` on facts."""
+    outputs = op.outputs
+    for value, exit_ in zip(outputs[first:], leaving, strict=False):
         given: dict[Value, Value] = {}
         for part in exit_.extra:
             given[part] = Value(exit_.shape(part), part.dtype, op, len(op.outputs))
@@ -74,3 +75,4 @@ def state_facts(walk: Context, op: Op, outputs: Sequence[Value], leaving: Sequen
         fact = exit_.outside(given.__getitem__)
         if fact is not None:
             walk.facts[value] = fact
+    return outputs

@@ -46,21 +46,14 @@ def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> R
         others=seen.others,
         calls=calls,
         stacks=tuple(stacks),
-        encodings=tuple(_encodings(seen)),
+        encodings=tuple(_encoding(op, *made) for op, made in seen.encoded.items()),
     )
 
 
-def _encodings(seen: Seen) -> Iterator[EncodedValue]:
-    """The values that are made and encoded in one call."""
-    for op, (producer, scales) in seen.encoded.items():
-        codes = op.outputs[0]
-        yield EncodedValue(
-            **_located(op),
-            producer=producer,
-            dtype=codes.dtype.name,
-            shape=codes.shape,
-            scales=scales,
-        )
+def _encoding(op: Op, producer: str, scales: int) -> EncodedValue:
+    """A value that is made and encoded in one call."""
+    dtype, shape = op.outputs[0].dtype.name, op.outputs[0].shape
+    return EncodedValue(**_located(op), producer=producer, dtype=dtype, shape=shape, scales=scales)
 
 
 def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:
@@ -102,7 +95,7 @@ def _row(site: DotSite, types: Types) -> Site:
         ended_at=ended_at,
         epilogue=_what_it_computes(site),
         widened_bytes=sum(_widened(*given) for given in site.given),
-        out_dtype=_out_dtype(site, spec),
+        out_dtype=site.op.outputs[0].dtype.name if spec is None else spec.epilogue.out_dtype,
         note=_notes(site),
         mesh=split.told(spec, site.op.equation, types) if isinstance(spec, ScaledDotSpec) else "",
         **_on_platforms(spec, cuda=_certain_path(site)),
@@ -125,13 +118,8 @@ def _call_row(op: Op, types: Types) -> Site:
         ),
         rewritten=False,
         already=True,
-        reason="",
-        remedy="",
-        ended_by="",
-        ended_at="",
         epilogue=_epilogue(spec),
         out_dtype=spec.epilogue.out_dtype,
-        widened_bytes=0,
         note=_notes_of(op),
         mesh=split.told(spec, op.equation, types),
         **_platforms_of(op),
@@ -167,11 +155,6 @@ def _notes_of(op: Op) -> str:
         for name, side in sides.items()
     ]
     return "; ".join(filter(None, [*notes, second_rounding.of_call(op)]))
-
-
-def _out_dtype(site: DotSite, spec: ScaledDotSpec | RaggedSpec | None) -> str:
-    """The dtype of what became of a dot."""
-    return site.op.outputs[0].dtype.name if spec is None else spec.epilogue.out_dtype
 
 
 def _what_it_computes(site: DotSite) -> str:
@@ -234,17 +217,12 @@ def _on_platforms(spec: ScaledDotSpec | RaggedSpec | None, *, cuda: str = "") ->
     if spec is None:
         return {"platforms": {}, "kernels": {}}
     names = dict.fromkeys(["cpu", "cuda", targets.platform()])
-    if isinstance(spec, RaggedSpec):
-        platforms = {name: ragged_call.why_not(spec, name) for name in names}
-        here = {name: ragged_call.kernel_for(spec, name) for name in names}
-        return {
-            "platforms": platforms,
-            "kernels": {name: kernel for name, kernel in here.items() if kernel is not None},
-        }
-    kernels = {name: routes.kernel_for(spec, name) for name in names}
-    kernels |= {"cuda": cuda} if cuda else {}
+    is_ragged = isinstance(spec, RaggedSpec)
+    why_not: Any = ragged_call.why_not if is_ragged else lowering.why_not
+    kernel_for: Any = ragged_call.kernel_for if is_ragged else routes.kernel_for
+    kernels = {name: kernel_for(spec, name) for name in names} | ({"cuda": cuda} if cuda else {})
     return {
-        "platforms": {name: lowering.why_not(spec, name) for name in names},
+        "platforms": {name: why_not(spec, name) for name in names},
         "kernels": {name: kernel for name, kernel in kernels.items() if kernel is not None},
     }
 

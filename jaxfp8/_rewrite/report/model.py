@@ -98,15 +98,15 @@ class Site(Located):
     dims: tuple[int, int, int, int]
     rewritten: bool
     already: bool = False
-    reason: str
-    remedy: str
-    ended_by: str
-    ended_at: str
+    reason: str = ""
+    remedy: str = ""
+    ended_by: str = ""
+    ended_at: str = ""
     epilogue: str
     out_dtype: str
     note: str = ""
     mesh: str = ""
-    widened_bytes: int
+    widened_bytes: int = 0
     platforms: dict[str, str | None]
     kernels: dict[str, str]
 

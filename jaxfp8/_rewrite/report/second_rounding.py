@@ -6,7 +6,7 @@ them for an operand made by a few operations from given arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -28,17 +28,15 @@ _COST = (
 # From dequantised data to its codes there are a cast, scales and views.
 _FARTHEST = 12
 _SIDES = ("left", "right")
-# The side, its dtype, the value and the axes of its lines.
-Rounding = tuple[str, str, Value, Shape]
 
 
 def of_site(site: DotSite) -> str:
     """The note on a captured dot; "" without a second rounding."""
     assert site.captured is not None
     if site.captured.compute is None:
-        return _notes(_of_codes([side.value for side in site.captured.sides]))
-    return _notes(
-        (_SIDES[i], fact.dtype.name, value, site.contracting(i))
+        return "; ".join(_of_codes([side.value for side in site.captured.sides]))
+    return "; ".join(
+        _note(_SIDES[i], fact.dtype.name, value, site.contracting(i))
         for i, (value, fact) in enumerate(site.given)
         if isinstance(fact, Scaled) and dtypes.is_float8(fact.dtype)
     )
@@ -50,16 +48,16 @@ def of_call(op: Op) -> str:
     operands = list(zip(_SIDES, op.inputs[:2], (spec.lhs, spec.rhs), strict=True))
     if op.params.get("kernel") != int8_form.IN_INT8:
         codes = [value if side.dtype == "int8" else None for _, value, side in operands]
-        return _notes(_of_codes(codes))
-    return _notes(
-        (name, side.dtype, value, side.contracting if value.dtype in dtypes.FLOAT8 else ())
+        return "; ".join(_of_codes(codes))
+    return "; ".join(
+        _note(name, side.dtype, value, side.contracting if value.dtype in dtypes.FLOAT8 else ())
         for name, value, side in operands
         if dtypes.is_float8(side.dtype)
     )
 
 
-def _of_codes(codes: list[Value | None]) -> Iterator[Rounding]:
-    """The int8 codes made of FP8 data by the operation `quantize`."""
+def _of_codes(codes: list[Value | None]) -> Iterator[str]:
+    """The notes on int8 codes made of FP8 data by the operation `quantize`."""
     for name, value in zip(_SIDES, codes, strict=True):
         made = None if value is None else _maker(value)
         if made is None:
@@ -68,7 +66,7 @@ def _of_codes(codes: list[Value | None]) -> Iterator[Rounding]:
         dtype = next((v.dtype.name for v in _behind(x) if v.dtype in dtypes.FLOAT8), None)
         if dtype is not None:
             lines = tuple(a for a, size in enumerate(x.shape) if spec.tiles[a] >= size > 1)
-            yield name, dtype, x, lines
+            yield _note(name, dtype, x, lines)
 
 
 def _maker(codes: Value) -> Op | None:
@@ -90,10 +88,6 @@ def _behind(value: Value) -> Iterator[Value]:
         seen |= set(front)
 
 
-def _notes(roundings: Iterable[Rounding]) -> str:
-    return "; ".join(_note(*rounding) for rounding in roundings)
-
-
 def _note(side: str, dtype: str, value: Value, lines: Shape) -> str:
     text = f"the {side} operand {_COST.format(dtype=dtype)}"
     x = _evaluated(value)
@@ -113,12 +107,9 @@ def _evaluated(value: Value) -> jax.Array | None:
     """The array of a value, if few operations make it of known arrays."""
     behind = list(graph.behind([value]))
     ops = {v.op for v in behind if v.op is not None}
-    if len(ops) > _FARTHEST or any(op.effectful or _is_region(op) for op in ops):
+    has_region = any(op.eqn is not None and any(compat.subjaxprs(op.eqn)) for op in ops)
+    if len(ops) > _FARTHEST or has_region or any(op.effectful for op in ops):
         return None
     if any(v.op is None and v.literal is None and v.concrete is None for v in behind):
         return None
     return jax.numpy.asarray(constants.evaluated(value))
-
-
-def _is_region(op: Op) -> bool:
-    return op.eqn is not None and any(compat.subjaxprs(op.eqn))

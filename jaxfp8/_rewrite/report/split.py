@@ -24,12 +24,10 @@ def told(spec: ScaledDotSpec, eqn: Any, known: Types) -> str:
     The types of the arrays of `eqn`, or else `known`, say how they are sharded.
     """
     arrays = (*eqn.invars[:2], eqn.outvars[0])
-    types = [v.aval for v in arrays]
-    if explicit.mesh_of(types) is None and all(v in known for v in map(_key, arrays)):
-        types = [known[_key(v)] for v in arrays]
-        before = "XLA decides; as arguments lie, "
-    else:
-        before = ""
+    types, before = [v.aval for v in arrays], ""
+    are_known = all(not compat.is_literal(v) and v in known for v in arrays)
+    if explicit.mesh_of(types) is None and are_known:
+        types, before = [known[v] for v in arrays], "XLA decides; as arguments lie, "
     mesh = explicit.mesh_of(types)
     shapes = (spec.lhs.shape, spec.rhs.shape, spec.out_shape)
     if mesh is None or tuple(aval.shape for aval in types) != shapes:
@@ -43,11 +41,6 @@ def told(spec: ScaledDotSpec, eqn: Any, known: Types) -> str:
     in_floats = explicit.choose_shards(mesh, factors, floats, types[2:])
     plain = sum(explicit.bytes_sent(in_floats, factors, floats, types[2:]).values())
     return f"{before}{_split(shards.mesh_axes)}; {_sent(sent, plain)}"
-
-
-def _key(atom: Any) -> Any:
-    """A variable; a constant in place has none."""
-    return None if compat.is_literal(atom) else atom
 
 
 def _bare(spec: ScaledDotSpec) -> ScaledDotSpec:

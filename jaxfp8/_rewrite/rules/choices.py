@@ -75,16 +75,12 @@ def _blend(which: Factor, first: Factor, second: Factor, shape: Shape) -> Factor
         return first
     tiles = _tiles.common(shape, [f.tiles for f in (which, first, second)])
     smalls = [on_tiles(f, shape, tiles) for f in (which, first, second)]
-    return Factor(_choose(smalls), tiles)
+    small = smalls[1]
+    return Factor(graph.derived("select_n", _choose, smalls, small.shape, small.dtype), tiles)
 
 
-def _choose(smalls: list[Value]) -> Value:
-    which, first, second = smalls
-
-    def run(which: Array, first: Array, second: Array) -> Array:
-        return jnp.where(which != 0, second, first)
-
-    return graph.derived("select_n", run, [which, first, second], first.shape, first.dtype)
+def _choose(which: Array, first: Array, second: Array) -> Array:
+    return jnp.where(which != 0, second, first)
 
 
 def agree(facts: list[Scaled], shape: Shape) -> list[Scaled] | None:

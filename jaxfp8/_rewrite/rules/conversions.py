@@ -39,13 +39,9 @@ def convert(walk: Context, op: Op) -> Fact | None:
 
 def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact | None:
     """The fact about 8-bit data, dequantised or not, after a cast."""
-    if is_wide_float(out):
-        return scaled
-    if source.dtype == out.dtype:
-        return scaled
-    if source.dtype in dtypes.EIGHT_BIT_INTS and out.dtype in (np.int16, np.int32):
-        return scaled
-    if source.dtype == np.int16 and out.dtype == np.int32:
+    holds = source.dtype in (*dtypes.EIGHT_BIT_INTS, np.int16) and out.dtype == np.int32
+    holds |= source.dtype in dtypes.EIGHT_BIT_INTS and out.dtype == np.int16
+    if holds or is_wide_float(out) or source.dtype == out.dtype:
         return scaled
     if out.dtype in dtypes.EIGHT_BIT and source.dtype not in dtypes.EIGHT_BIT:
         return None  # quantised again: a new fact begins
@@ -80,8 +76,6 @@ def bitcast(walk: Context, op: Op) -> Fact | None:
     """FP8 stored as uint8 bit patterns: the same bytes under another dtype."""
     source, out = op.inputs[0], op.outputs[0]
     scaled = walk.scaled(source)
-    if scaled is None or out.dtype not in dtypes.EIGHT_BIT:
-        return None
-    if source.dtype not in dtypes.EIGHT_BIT:
+    if scaled is None or not {source.dtype, out.dtype} <= {*dtypes.EIGHT_BIT}:
         return None
     return Scaled(casts.bitcast(scaled.q, dtypes.storage(out.dtype)), out.dtype, origin=out)

@@ -131,20 +131,16 @@ def identify(op: Op, curves: Curves) -> tuple[Value, str] | None:
         return None
     for base, samples in curves.items():
         for name, expected in _ACTIVATIONS.items():
-            if _may_agree(samples, expected) and _agree(samples, expected):
+            if _agree(samples, expected):
                 return base, name
     return None
 
 
-def _may_agree(samples: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether samples agree at one point: a quick test to reject nearly all curves."""
-    return abs(samples[_PROBE] - expected[_PROBE]) <= _TOLERANCE[_PROBE] + 1e-9 * abs(
-        expected[_PROBE]
-    )
-
-
 def _agree(samples: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether samples agree at every point of the grid."""
+    """Whether samples agree at every point of the grid; one point rejects nearly all curves."""
+    one, exact = samples[_PROBE], expected[_PROBE]
+    if not abs(one - exact) <= _TOLERANCE[_PROBE] + 1e-9 * abs(exact):
+        return False
     with np.errstate(all="ignore"):
         near = np.abs(samples - expected) <= 1e-9 * np.abs(expected) + _TOLERANCE
     finite = np.isfinite(expected) & np.isfinite(samples) & np.isfinite(GRID)

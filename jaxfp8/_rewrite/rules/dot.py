@@ -49,17 +49,13 @@ def _lost(site: DotSite) -> Lost | None:
     return next(fact for fact in facts if isinstance(fact, Lost))
 
 
-def _objection(reason: str, remedy: str) -> Lost:
-    """A loss with its reason in the dot itself."""
-    return Lost(None, reason, remedy)
-
-
 def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
     """The dot with its two sides: 8-bit data if that helps, else float values."""
     lhs, rhs = [_scaled_side(site, i) or _float_side(site, i) for i in (0, 1)]
     if lhs is None or rhs is None:
         value, _ = site.given[0 if lhs is None else 1]
-        return _objection(
+        return Lost(
+            None,
             f"the other operand is {value.dtype}, not 8-bit, float32, bfloat16 or float16",
             "convert it to float32 or bfloat16",
         )
@@ -67,13 +63,17 @@ def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
     lhs = _float_side(site, 0) if saves_nothing(first) else first
     rhs = _float_side(site, 1) if saves_nothing(second) else second
     if first.scaled is None and second.scaled is None:
-        return _objection(
+        return Lost(
+            None,
             "zeros were put over dequantised values whose scale is differentiated",
             "put the zeros over the 8-bit array, before dequantising",
         )
     if lhs is None or rhs is None or (lhs.scaled is None and rhs.scaled is None):
-        return _objection(
-            f"the scale of {_finest(first, second)} varies with every element of it, or nearly",
+        name, finest = ("left", first) if saves_nothing(first) else ("right", second)
+        return Lost(
+            None,
+            f"the scale of the {name} operand, {finest.dtype}{list(finest.value.shape)}, varies "
+            "with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
     dot = ScaledDot(site, *_outside_sums(walk, site, peel(lhs), peel(rhs)))
@@ -92,12 +92,6 @@ def _outside_sums(walk: Context, site: DotSite, lhs: Side, rhs: Side) -> tuple[S
     elif rhs.scaled is None and lhs.scaled is not None and rounds[0]:
         lhs, rhs = multiplied_in(lhs, rhs, is_plain)
     return lhs, rhs
-
-
-def _finest(lhs: Side, rhs: Side) -> str:
-    """The operand with scales as fine as its data, in words."""
-    name, side = ("left", lhs) if saves_nothing(lhs) else ("right", rhs)
-    return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
 
 def _scaled_side(site: DotSite, index: int) -> Side | None:
@@ -159,11 +153,12 @@ def _against(dot: ScaledDot) -> Lost | None:
     """Why a dot cannot be a scaled dot whatever its sides; None if it can."""
     out, params = dot.out, dot.site.op.params
     if (reason := _precision.why_not(params.get("precision"))) is not None:
-        return _objection(reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")
+        return Lost(None, reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")
     if out.dtype == dtypes.INT32:
         return _against_integers(dot)
     if out.dtype not in dtypes.WIDE_FLOAT + dtypes.FLOAT8:
-        return _objection(
+        return Lost(
+            None,
             f"the output dtype is {out.dtype}",
             "set preferred_element_type to float32, bfloat16 or int32",
         )
@@ -174,7 +169,8 @@ def _against_integers(dot: ScaledDot) -> Lost | None:
     """An int32 product needs 8-bit integers on both sides, and no scale before it."""
     for side in (dot.lhs, dot.rhs):
         if side.scaled is None or side.dtype not in dtypes.EIGHT_BIT_INTS or side.factors:
-            return _objection(
+            return Lost(
+                None,
                 "the output is int32, but an operand is not 8-bit integers",
                 "use int8 or uint8 operands",
             )

@@ -11,7 +11,7 @@ from jax import lax
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors, all_moved, constant, factor_of
-from jaxfp8._rewrite.ir.facts import Amax, Fact, Magnitude, Product, Step
+from jaxfp8._rewrite.ir.facts import Amax, Magnitude, Product, Step
 from jaxfp8._rewrite.ir.fused import FusedDot
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.rules.registry import rule
@@ -98,9 +98,14 @@ def _residual(product: Product, other: Value) -> Value | None:
     return placed.small if placed is not None else None
 
 
-def bound(product: Product, op: Op, source: Value) -> Product | None:
-    """relu; or clip against numbers, or round, on the way to a quantised output."""
-    if source.dtype not in dtypes.WIDE_FLOAT:
+@rule("max", "min", "clamp", "round")
+def bound(walk: Context, op: Op) -> Product | None:
+    """relu; or part of a quantised output: a clip to its range, a rounding to whole numbers."""
+    source = op.inputs[1] if op.name == "clamp" else op.inputs[0]
+    if op.name in ("max", "min") and walk.product(source) is None:
+        source = op.inputs[1]
+    product = walk.product(source)
+    if product is None or source.dtype not in dtypes.WIDE_FLOAT:
         return None
     if op.name == "round":
         nearest_even = op.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN
@@ -129,15 +134,20 @@ def activate(product: Product, op: Op, name: str) -> Product | None:
     return extend(product, op, lambda fused: fused.activate(name, op.outputs[0].dtype))
 
 
-def magnitude(product: Product) -> Magnitude | None:
-    """|product|, if a kernel holds the product in float."""
+@rule("abs")
+def magnitude(walk: Context, op: Op) -> Magnitude | None:
+    """|product|, the start of an amax, if a kernel holds the product in float."""
+    product = walk.product(op.inputs[0])
+    if product is None or not product.ready:
+        return None
     # A product in 8 bits was rounded or clipped, and a kernel's amax is of the values before.
-    is_float = product.value.dtype in dtypes.WIDE_FLOAT
-    return Magnitude(product) if product.ready and is_float else None
+    return Magnitude(product) if product.value.dtype in dtypes.WIDE_FLOAT else None
 
 
-def amax(fact: Fact | None, op: Op) -> Amax | None:
+@rule("reduce_max")
+def amax(walk: Context, op: Op) -> Amax | None:
     """The maximum of |product| over some axes."""
+    fact = walk.fact(op.inputs[0])
     if not isinstance(fact, Magnitude):
         return None
     views = fact.product.views
@@ -151,44 +161,16 @@ def amax(fact: Fact | None, op: Op) -> Amax | None:
 
 def to_output(product: Product, factor: Factor) -> Factor | None:
     """A factor of the product's value as one of the dot's own output, views undone."""
+    undone: Factor | None = factor
     for op in reversed(product.views):
-        undone = _undo(op, factor)
-        if undone is None:
-            return None
-        factor = undone
-    return factor
-
-
-def _undo(op: Op, factor: Factor) -> Factor | None:
-    shape, before = op.outputs[0].shape, op.inputs[0].shape
-    if op.name == "transpose":
-        return factor.placed([int(axis) for axis in np.argsort(op.params["permutation"])], before)
-    return factor.reshaped(shape, before)
+        shape, before = op.outputs[0].shape, op.inputs[0].shape
+        if undone is not None and op.name == "transpose":
+            undone = undone.placed(np.argsort(op.params["permutation"]).tolist(), before)
+        elif undone is not None:
+            undone = undone.reshaped(shape, before)
+    return undone
 
 
 def view(product: Product, op: Op) -> Product | None:
     """A transpose, or a reshape of any name, of the product."""
     return extend(product, op, lambda fused: fused.view(op), views=(op,))
-
-
-@rule("max", "min", "clamp", "round")
-def clip_or_round(walk: Context, op: Op) -> Fact | None:
-    """relu; or part of a quantised output: a clip to its range, a rounding to whole numbers."""
-    source = op.inputs[1] if op.name == "clamp" else op.inputs[0]
-    if op.name in ("max", "min") and walk.product(source) is None:
-        source = op.inputs[1]
-    product = walk.product(source)
-    return bound(product, op, source) if product is not None else None
-
-
-@rule("abs")
-def absolute(walk: Context, op: Op) -> Fact | None:
-    """The start of an amax."""
-    product = walk.product(op.inputs[0])
-    return magnitude(product) if product is not None else None
-
-
-@rule("reduce_max")
-def largest(walk: Context, op: Op) -> Fact | None:
-    """The end of an amax."""
-    return amax(walk.fact(op.inputs[0]), op)

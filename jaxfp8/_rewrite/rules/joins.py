@@ -17,7 +17,6 @@ from jaxfp8._rewrite.ir import tiles as _tiles
 from jaxfp8._rewrite.ir.factors import (
     Factor,
     Factors,
-    all_found,
     all_moved,
     on_tiles,
     total,
@@ -87,11 +86,11 @@ def _join_all(
     rows = [f.factors for f in facts]
     if len({len(row) for row in rows}) > 1:
         rows = [(total(row, shape),) for row, shape in zip(rows, shapes, strict=True)]
-    columns = zip(*rows, strict=True)
-    return all_found([_join(list(column), shapes, axis, out_shape) for column in columns])
+    columns = list(zip(*rows, strict=True))
+    return all_moved(columns, lambda column: _join(column, shapes, axis, out_shape))
 
 
-def _join(factors: list[Factor], shapes: list[Shape], axis: int, out_shape: Shape) -> Factor | None:
+def _join(factors: Factors, shapes: list[Shape], axis: int, out_shape: Shape) -> Factor | None:
     """One factor of the joined pieces: a shared array as it is, others joined."""
     first = factors[0]
     if all(f.small is first.small and f.small.shape[axis] == 1 for f in factors):
@@ -106,14 +105,11 @@ def _join(factors: list[Factor], shapes: list[Shape], axis: int, out_shape: Shap
         casts.cast(on_tiles(factor, shape, tiles), dtype)
         for factor, shape in zip(factors, shapes, strict=True)
     ]
-    small = graph.derived(
-        "concatenate",
-        lambda *xs: lax.concatenate(xs, axis),
-        smalls,
-        tile_counts(out_shape, tiles),
-        dtype,
+    counts = tile_counts(out_shape, tiles)
+    return Factor(
+        graph.derived("concatenate", lambda *xs: lax.concatenate(xs, axis), smalls, counts, dtype),
+        tiles,
     )
-    return Factor(small, tiles)
 
 
 def _at(values: Shape, axis: int, value: int) -> Shape:
@@ -121,7 +117,7 @@ def _at(values: Shape, axis: int, value: int) -> Shape:
     return values[:axis] + (value,) + values[axis + 1 :]
 
 
-def _joined_tile(factors: list[Factor], shapes: list[Shape], axis: int) -> int | None:
+def _joined_tile(factors: Factors, shapes: list[Shape], axis: int) -> int | None:
     """A tile along the joined axis to divide every piece but the last; None without one."""
     pairs = zip(factors, shapes, strict=True)
     tile = math.gcd(*(min(f.tiles[axis], s[axis]) for f, s in pairs))

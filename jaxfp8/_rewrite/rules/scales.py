@@ -57,7 +57,8 @@ def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
             return why
         factors = tuple(f.at(out.shape) for f in factors)
         return scaled.stretched(out.shape).scaled(inverse(factors) if invert else factors)
-    if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _broadcasts(op):
+    broadcasts = any(v.shape not in (out.shape, ()) for v in op.inputs)
+    if broadcasts or any(isinstance(walk.fact(v), Scales) for v in op.inputs):
         left, right = (tuple(f.at(out.shape) for f in walk.factors(v)) for v in op.inputs)
         if (rounded := rounded_as_written(op, [left, right])) is not None:
             return Scales(rounded)
@@ -93,11 +94,6 @@ def _in_integers(walk: Context, op: Op) -> Fact | None:
     if any(walk.dequantised(v) is not None for v in op.inputs):
         return lost(op, f"in {op.outputs[0].dtype} may wrap", "convert to float32 first")
     return None
-
-
-def _broadcasts(op: Op) -> bool:
-    """Whether the op broadcasts an input other than a scalar."""
-    return any(v.shape != op.outputs[0].shape and v.shape for v in op.inputs)
 
 
 @rule("neg")

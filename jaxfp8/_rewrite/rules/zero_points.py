@@ -89,7 +89,9 @@ def _zero_point(
     if (why := _not_whole(op, other, factors, known)) is not None:
         return why
     factor = factors[0].at(op.outputs[0].shape)
-    guards = () if known.within(_MOST_ZERO) else (_is_small(factor.small),)
+    guards: tuple[Value, ...] = ()
+    if not known.within(_MOST_ZERO):
+        guards = (graph.derived("is_small", _is_small, [factor.small], (), np.bool_),)
     return _shifted(scaled, factor, known.nan, guards, subtract)
 
 
@@ -129,8 +131,10 @@ def _shifted(
 ) -> Scaled:
     """8-bit data minus or plus a zero point; a NaN zero point becomes a NaN scale."""
     small = factor.small
-    scales = (factor.map_small(_one_or_nan),) if may_be_nan else ()
+    scales: Factors = ()
     if may_be_nan:
+        nan = graph.derived("one_or_nan", _one_or_nan, [small], small.shape, np.float32)
+        scales = (Factor(nan, factor.tiles),)
         small = graph.derived("nan_to_num", _without_nan, [small], small.shape, small.dtype)
     small = casts.cast(small, np.int32)
     zero = Factor(small if subtract else graph.negate(small), factor.tiles)
@@ -145,19 +149,11 @@ def _without_nan(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), jnp.zeros_like(x), x)
 
 
-def _one_or_nan(small: Value) -> Value:
+def _one_or_nan(x: Array) -> Array:
     """A scale: NaN for a NaN zero point, else 1."""
-
-    def run(x: Array) -> Array:
-        return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), jnp.float32(1.0))
-
-    return graph.derived("one_or_nan", run, [small], small.shape, np.float32)
+    return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), jnp.float32(1.0))
 
 
-def _is_small(small: Value) -> Value:
+def _is_small(x: Array) -> Array:
     """A guard: whether every entry has 16 bits at most."""
-
-    def run(x: Array) -> Array:
-        return jnp.all((x > -_MOST_ZERO) & (x < _MOST_ZERO))
-
-    return graph.derived("is_small", run, [small], (), np.bool_)
+    return jnp.all((x > -_MOST_ZERO) & (x < _MOST_ZERO))
