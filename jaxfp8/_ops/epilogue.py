@@ -19,15 +19,15 @@ from jaxfp8._value.spec import ACTIVATIONS, EpilogueSpec, Shape
 _WIDE_OUT = (*_dtypes.WIDE_FLOAT, _dtypes.INT32)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """The epilogue arguments of a product, as given by the user."""
+    """The epilogue arguments of a product, as given by the user and in the order of equations."""
 
-    bias: ArrayLike | None = None
-    residual: ArrayLike | None = None
-    activation: str | None = None
-    out_scale: ArrayLike | None = None
-    return_amax: bool = False
+    bias: ArrayLike | None
+    residual: ArrayLike | None
+    activation: str | None
+    out_scale: ArrayLike | None
+    return_amax: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

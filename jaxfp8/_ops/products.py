@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.typing import ArrayLike, DTypeLike
 
@@ -93,20 +93,12 @@ def dot_general(
       [[1.0, 449.0, 897.0, 1345.0]]
     """
     operation = "jaxfp8.dot_general"
-    epilogue = Epilogue(
-        bias=bias,
-        residual=residual,
-        activation=activation,
-        out_scale=out_scale,
-        return_amax=return_amax,
-    )
+    epilogue = Epilogue(bias, residual, activation, out_scale, return_amax)
     sides = _sides(operation, lhs, rhs, compute)
     shapes = (sides[0].shape, sides[1].shape)
     numbers = normalise(operation, dimension_numbers, shapes)
-    dtype = preferred_element_type
-    return _product(
-        operation, sides, numbers, precision, dtype, epilogue, out_sharding, compute=compute
-    )
+    asked = _Asked(operation, precision, preferred_element_type, out_sharding, compute)
+    return _product(asked, sides, numbers, epilogue)
 
 
 def matmul(
@@ -149,13 +141,7 @@ def matmul(
       (4, 2)
     """
     operation = "jaxfp8.matmul"
-    epilogue = Epilogue(
-        bias=bias,
-        residual=residual,
-        activation=activation,
-        out_scale=out_scale,
-        return_amax=return_amax,
-    )
+    epilogue = Epilogue(bias, residual, activation, out_scale, return_amax)
     sides = _sides(operation, lhs, rhs, compute)
     check_matmul(operation, sides[0].shape, sides[1].shape)
     batch_ranks = [max(len(side.shape) - 2, 0) for side in sides]
@@ -165,16 +151,8 @@ def matmul(
     )
     batch = tuple(range(rank))
     numbers = (((len(lhs_side.shape) - 1,), (rank,)), (batch, batch))
-    return _product(
-        operation,
-        (lhs_side, rhs_side),
-        numbers,
-        precision,
-        preferred_element_type,
-        epilogue,
-        out_sharding,
-        compute=compute,
-    )
+    asked = _Asked(operation, precision, preferred_element_type, out_sharding, compute)
+    return _product(asked, (lhs_side, rhs_side), numbers, epilogue)
 
 
 def einsum(
@@ -216,27 +194,12 @@ def einsum(
       (5, 2, 7, 3)
     """
     operation = "jaxfp8.einsum"
-    epilogue = Epilogue(
-        bias=bias,
-        residual=residual,
-        activation=activation,
-        out_scale=out_scale,
-        return_amax=return_amax,
-    )
+    epilogue = Epilogue(bias, residual, activation, out_scale, return_amax)
     sides = _sides(operation, lhs, rhs, compute)
     shapes = (sides[0].shape, sides[1].shape)
     parsed = _einsum.parse(operation, subscripts, *shapes, broadcast=True)
-    return _product(
-        operation,
-        sides,
-        parsed.numbers,
-        precision,
-        preferred_element_type,
-        epilogue,
-        out_sharding,
-        parsed.order,
-        compute=compute,
-    )
+    asked = _Asked(operation, precision, preferred_element_type, out_sharding, compute)
+    return _product(asked, sides, parsed.numbers, epilogue, parsed.order)
 
 
 set_matmul(matmul)
@@ -250,19 +213,25 @@ def _sides(operation: str, lhs: Operand, rhs: Operand, compute: str | None) -> t
     return as_sides(operation, lhs, rhs)
 
 
+class _Asked(NamedTuple):
+    """The operation, and how the user wants its product."""
+
+    operation: str
+    precision: Any
+    preferred_element_type: DTypeLike | None
+    out_sharding: Any
+    compute: str | None
+
+
 def _product(
-    operation: str,
+    asked: _Asked,
     sides: tuple[Side, Side],
     numbers: DimensionNumbers,
-    precision: Any,
-    preferred_element_type: DTypeLike | None,
     epilogue: Epilogue,
-    out_sharding: Any = None,
     order: Shape | None = None,
-    *,
-    compute: str | None = None,
 ) -> Product:
     """Binds the scaled dot; axis `order[i]` of the dot becomes output axis `i`."""
+    operation, precision, preferred_element_type, out_sharding, compute = asked
     (contracting, batch) = numbers
     check_summed(operation, sides[1], tuple(contracting[1]))
     lhs, rhs = with_needed_sums(
@@ -279,13 +248,13 @@ def _product(
     )
     values: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
     values |= after.operands
-    asked = compat.reordered(out_sharding, order)
+    sharding = compat.reordered(out_sharding, order)
     if compute is not None:
-        out, amax = int8_dot(operation, spec, values, asked)
+        out, amax = int8_dot(operation, spec, values, sharding)
     elif isinstance(sides[1], PreparedSide):
-        out, amax = prepared_dot(operation, sides[1], spec, values, asked)
+        out, amax = prepared_dot(operation, sides[1], spec, values, sharding)
     else:
-        out, amax = scaled_dot(spec, **values, out_sharding=asked)
+        out, amax = scaled_dot(spec, **values, out_sharding=sharding)
     y: Product = compat.sharded(out.transpose(order), out_sharding)
     if dtypes.is_eight_bit(dtype):
         y = QArray(dtypes.bits_as(y, dtype), after.operands["out_scale"].transpose(order))

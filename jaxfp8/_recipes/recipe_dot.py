@@ -106,17 +106,13 @@ class _Problem:
     ) -> jax.Array:
         """The product of operands of any dtype: a scaled dot if one of them is 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
-        if isinstance(x, EightBitArray) or isinstance(w, EightBitArray):
-            asked: dict[str, Any] = {"bias": bias, "out_sharding": self.out_sharding}
-            dtype = self.out_dtype
-            return dot_general(x, w, self.numbers, precision, dtype, **asked, compute=compute)
         sharded: dict[str, Any] = {"out_sharding": self.out_sharding}
-        if self.recipe.terms is not None:
-            kind: dict[str, Any] = {
-                "terms": self.recipe.terms,
-                "preferred_element_type": self.out_dtype,
-            }
-            y = split_dot(x, w, self.numbers, **kind, **sharded)
+        if isinstance(x, EightBitArray) or isinstance(w, EightBitArray):
+            asked: dict[str, Any] = {"bias": bias, "compute": compute, **sharded}
+            return dot_general(x, w, self.numbers, precision, self.out_dtype, **asked)
+        if (terms := self.recipe.terms) is not None:
+            dtype = self.out_dtype
+            y = split_dot(x, w, self.numbers, terms=terms, preferred_element_type=dtype, **sharded)
         else:
             dtype = jnp.promote_types(x.dtype, w.dtype)
             x, w = x.astype(dtype), w.astype(dtype)
@@ -125,24 +121,12 @@ class _Problem:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(
-    problem: _Problem,
-    x: jax.Array,
-    w: _Array,
-    scale: jax.Array | None,
-    zero: jax.Array | None,
-    bias: jax.Array | None,
-) -> jax.Array:
-    return _forward(problem, x, w, scale, zero, bias)[0]
+def _product(problem: _Problem, *operands: Any) -> jax.Array:
+    return _forward(problem, *operands)[0]
 
 
 def _forward(
-    problem: _Problem,
-    x: jax.Array,
-    w: _Array,
-    scale: jax.Array | None,
-    zero: jax.Array | None,
-    bias: jax.Array | None,
+    problem: _Problem, x: jax.Array, w: _Array, scale: Any, zero: Any, bias: Any
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     (x_axes, w_axes), (x_batch, w_batch) = problem.numbers
     given = {"scale": scale, "zero_point": zero}

@@ -68,10 +68,7 @@ class Recipe:
         operation = "jaxfp8.Recipe"
         _check_rows(operation, self.rows)
         if self.rows > 1 and self.activation is None:
-            got, needs = (
-                f"is {self.rows}",
-                "activations are left as they are for any number of rows",
-            )
+            got, needs = f"is {self.rows}", "activations stay as they are for any number of rows"
             remedy = "leave it out, or say in `activation` how they are held from there on"
             raise ValueError(message(operation, "`rows`", got, needs, remedy))
         check_compute(operation, self.compute)

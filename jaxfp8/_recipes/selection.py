@@ -25,21 +25,9 @@ _NEAREST = 3
 class Selection:
     """The selection by an argument: a regular expression, some paths, or a function.
 
-    It is called with the path of an item and the item, and remembers the answers.
-
-    Args:
-      operation: name for errors and warnings.
-      argument: name of the argument.
-      given: a regular expression that is searched in the path, a collection of whole paths, a
-        function of path and item, or None.
-      what: the items, in the plural.
-      of: the item, for errors.
-      example: a regular expression, for errors.
-      default: whether None selects everything.
-      texts: texts of an item for the regular expression to search; the first is its path.
-
-    Raises:
-      ValueError: `given` is none of these, or no regular expression.
+    It is called with the path of an item and the item, and remembers the answers. Errors name the
+    items `what` (plural) and `of`, and a regular expression as `example`. The regular expression is
+    searched in the `texts` of an item, its path first. By default None selects everything.
     """
 
     def __init__(

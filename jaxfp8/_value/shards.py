@@ -17,7 +17,8 @@ def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int])
 
     It is known of a concrete array, and of a traced one on a mesh with explicit axes.
     """
-    check_tiles_fit("jaxfp8.Quantization", operand, x.shape, _sharding(x), tiles)
+    sharding = jax.typeof(x).sharding if isinstance(x, jax.core.Tracer) else x.sharding
+    check_tiles_fit("jaxfp8.Quantization", operand, x.shape, sharding, tiles)
 
 
 def check_tiles_fit(
@@ -39,17 +40,13 @@ def _parts(sharding: Any) -> dict[int, int]:
         return {}
     sizes = sharding.mesh.shape
     return {
-        axis: math.prod(sizes[name] for name in _names(entry))
+        axis: math.prod(sizes[name] for name in mesh_axes(entry))
         for axis, entry in enumerate(sharding.spec)
     }
 
 
-def _sharding(x: jax.Array) -> Any:
-    return jax.typeof(x).sharding if isinstance(x, jax.core.Tracer) else x.sharding
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one entry of a PartitionSpec."""
+def mesh_axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec, outermost first."""
     if entry is None or isinstance(entry, str):
         return (entry,) if entry else ()
     return tuple(entry) if isinstance(entry, tuple) else ()

@@ -46,15 +46,12 @@ class Target:
             got, needs = f"is {self.platform!r}", f"needs to be one of {', '.join(_PLATFORMS)}"
             remedy = 'use `jaxfp8.Target("cuda", 90)` for an H100'
             raise ValueError(errors.message("jaxfp8.Target", "`platform`", got, needs, remedy))
-        if self.capability is not None and not self._has_capability(platform):
+        number, is_cuda = self.capability, platform == "cuda"
+        if number is not None and not (is_cuda and isinstance(number, int) and number > 0):
             got, needs = f"is {self.capability!r}", "needs to be a positive int, of a CUDA GPU"
             remedy = "give 10 * major + minor, such as 90 for 9.0, or leave it out"
             raise ValueError(errors.message("jaxfp8.Target", "`capability`", got, needs, remedy))
         object.__setattr__(self, "platform", platform)
-
-    def _has_capability(self, platform: str) -> bool:
-        number = self.capability
-        return platform == "cuda" and isinstance(number, int) and number > 0
 
 
 _GIVEN: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)

@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxfp8._call.mesh.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import as_bytes, bits_as
+from jaxfp8._value.shards import mesh_axes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 from jaxfp8._value.tiles import repeated
 
@@ -32,13 +33,7 @@ Axes = tuple[str, ...]  # the mesh axes of one array axis, outermost first
 def splits(aval: Any) -> tuple[Axes, ...]:
     """The explicit mesh axes of each axis of an array, by its type."""
     spec = tuple(aval.sharding.spec) + (None,) * (len(aval.shape) - len(aval.sharding.spec))
-    return tuple(_axes(entry) for entry in spec)
-
-
-def _axes(entry: Any) -> Axes:
-    if entry is None or isinstance(entry, str):
-        return (entry,) if entry else ()
-    return tuple(entry)
+    return tuple(map(mesh_axes, spec))
 
 
 def mesh_of(avals: Iterable[Any]) -> Any:

@@ -22,6 +22,7 @@ from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.rules import choices
 from jaxfp8._value import dtypes
+from jaxfp8._value.shards import mesh_axes
 from jaxfp8._value.spec import Shape
 
 # Primitives of JAX 0.12 and later with uninitialised memory as their output.
@@ -123,10 +124,8 @@ class ShardExit(Exit):
     def _shards(self, rank: int) -> list[int]:
         """Into how many shards each axis is split."""
         assert self.spec is not None and self.mesh is not None
-        sizes = self.mesh.shape
-        parts = [*self.spec, *[None] * (rank - len(self.spec))]
-        names = [(p,) if isinstance(p, str) else tuple(p or ()) for p in parts]
-        return [math.prod(sizes[name] for name in group) for group in names]
+        sizes, parts = self.mesh.shape, [*self.spec, *[None] * (rank - len(self.spec))]
+        return [math.prod(sizes[name] for name in mesh_axes(part)) for part in parts]
 
     def _outer(self, part: Value) -> Value | None:
         return part if part.literal is not None and part.size == 1 else None
