@@ -12,6 +12,12 @@ KINDS = {
     np.dtype(ml_dtypes.bfloat16): 30,
 }
 Q8_0 = 8
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+}
+W = np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32)
 
 
 def blocks(w):
@@ -76,6 +82,12 @@ def file_bytes(metadata, tensors, alignment=32, version=3):
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     head += b"".join(text(key) + typed(value) for key, value in metadata.items()) + records
     return head + bytes(-len(head) % alignment) + data
+
+
+def written(path, tensors, metadata=LLAMA, **options):
+    """The path, with such a file there."""
+    path.write_bytes(file_bytes(metadata, tensors, **options))
+    return path
 
 
 def described(array):
