@@ -88,8 +88,9 @@ class GgufFile(File):
         shape, heads = tensor.shape, 0
         experts = min(shape[0], _MOST_EXPERTS + 1) if shape else 0
         names = _gguf_names.names_of(tensor.name, self.metadata, experts)
-        if len(names) > _MOST_EXPERTS:
-            found, needs = f"has {shape[0]} experts", f"at most {_MOST_EXPERTS} are read"
+        if not 1 <= len(names) <= _MOST_EXPERTS:
+            found = f"has {shape[0] if shape else 0} experts"
+            needs = f"1 to {_MOST_EXPERTS} are read"
             raise CheckpointError(self.path, tensor.name, found, needs, "fetch the file again")
         if "_exps." in tensor.name and names != [tensor.name]:
             shape = shape[1:]
@@ -98,7 +99,7 @@ class GgufFile(File):
             heads = _gguf_names.alternating_heads(self.path, tensor.name, rows, self.metadata)
         if len(shape) == 1 and names[0].endswith("shared_expert_gate.weight"):
             shape = (1, *shape)
-        step = (tensor.stop - tensor.start) // max(len(names), 1)
+        step = (tensor.stop - tensor.start) // len(names)
         for number, name in enumerate(names):
             start = tensor.start + number * step
             place: Any = {"file": self.path, "start": start, "stop": start + step, "heads": heads}

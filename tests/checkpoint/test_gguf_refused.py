@@ -70,7 +70,11 @@ LIES = {
     "unknown type": (one(record(kind=77)), "ggml's type 77"),
     "experts": (
         file_bytes(LLAMA, {"blk.0.ffn_up_exps.weight": (0, (1 << 40, 0, 4), b"")}),
-        "at most 4096",
+        "1 to 4096",
+    ),
+    "no experts": (
+        file_bytes(LLAMA, {"blk.0.ffn_up_exps.weight": (0, (0, 4), b"")}),
+        "has 0 experts, but 1 to 4096 are read",
     ),
     "heads": (
         file_bytes(LLAMA, {"blk.0.attn_q.weight": W[:63]}),
