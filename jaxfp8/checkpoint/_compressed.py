@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def config(
     }
 
 
-def _exactly(names: Container[str], modules: Iterable[str]) -> Callable[[str], str]:
+def _exactly(names: set[str], modules: Iterable[str]) -> Callable[[str], str]:
     """Gives a name as it is, or as a pattern of it alone if readers would take others for it.
 
     Some readers take the name of a module for all that ends with it or lies below it.
@@ -168,8 +168,8 @@ def _exactly(names: Container[str], modules: Iterable[str]) -> Callable[[str], s
     for module in modules:
         parts = module.split(".")
         ends = itertools.combinations(range(len(parts) + 1), 2)
-        inner = {".".join(parts[start:stop]) for start, stop in ends} - {module}
-        unclear |= {name for name in inner if name in names}
+        inner = {".".join(parts[start:stop]) for start, stop in ends}
+        unclear |= inner & names - {module}
     return lambda name: f"re:^{re.escape(name)}$" if name in unclear else name
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
@@ -24,13 +23,14 @@ from jaxfp8._recipes import recipes
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._value import dtypes
 from jaxfp8._value.changes import Change, Changes
-from jaxfp8._value.errors import message
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
 from jaxfp8.checkpoint import (
     _compressed,
+    _dtypes,
     _folder,
     _formats,
+    _gguf_names,
     _kept,
     _names,
     _quantize,
@@ -39,17 +39,14 @@ from jaxfp8.checkpoint import (
 )
 from jaxfp8.checkpoint._compressed import Held
 from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._inspect import CheckpointSummary
 from jaxfp8.checkpoint._load import Checkpoint
 from jaxfp8.checkpoint._save import Stored
 
 _OPERATION = "jaxfp8.checkpoint.convert"
-# Values of a packed int32, and the bit to flip in a code: that adds 128.
-_PACKED, _SIGN = 4, 0x80
-_FLOAT = np.dtype(ml_dtypes.bfloat16)
+_FLOAT = _dtypes.BY_CODE["BF16"]
 _QUANTISE = "quantise the model's float version with `jaxfp8.checkpoint.quantize`"
 _FLAG = "pass `floats=True` to write it in bfloat16"
-# Tables of numbers in config.json.
-_DERIVED = ("rope_freqs.weight",)
 _DYNAMIC = {"float": recipes.FP8_DYNAMIC, "int": recipes.INT8_DYNAMIC}
 
 
@@ -95,37 +92,25 @@ def convert(
       >>> convert(folder + "/int8", folder + "/served").changed[0].recipe
       'pack-quantized, group'
     """
-    if format not in _save.FORMATS:
-        needs = f"{' or '.join(map(repr, _save.FORMATS))} is written"
-        raise ValueError(message(_OPERATION, "`format`", f"is {format!r}", needs, "leave it out"))
+    _save.check_format(_OPERATION, format)
     source, place = pathlib.Path(src), pathlib.Path(dst)
     _quantize.check_apart(source, place)
     _write.check_free(place, overwrite)
     cpu = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
 
     def add(made: pathlib.Path) -> None:
-        if source.is_dir():
-            _quantize.copy_others(source, made)
+        _quantize.copy_others(source, made)
 
     with Checkpoint(src, sharding=cpu) as checkpoint:
-        _check_names(checkpoint)
-        plan = _Plan(checkpoint, floats)
-        config = {
-            key: said
-            for key, said in checkpoint.config().items()
-            if key not in (_folder.QUANTIZATION, "compression_config")
-        }
+        summary, said = checkpoint.summary(), checkpoint.config()
+        if checkpoint.is_gguf and not said:
+            needs = "servers need Hugging Face's names"
+            remedy = "convert the model's safetensors files instead"
+            raise CheckpointError(src, "", f"the file is {summary.format}", needs, remedy)
+        plan = _Plan(checkpoint, summary, said, floats)
+        config = {key: x for key, x in said.items() if key not in _folder.QUANTIZATIONS}
         _save.save_folder(place, plan.tensors, plan.quantization(), config, shard_bytes, add)
     return Changes(rows=tuple(plan.rows))
-
-
-def _check_names(checkpoint: Checkpoint) -> None:
-    """Refuses a GGUF model of a family without a table of Hugging Face's names."""
-    form = checkpoint.summary().format
-    if form.startswith("GGUF") and not checkpoint.config():
-        needs = "servers need Hugging Face's names"
-        remedy = "convert the model's safetensors files instead"
-        raise CheckpointError(checkpoint.path, "", f"the file is {form}", needs, remedy)
 
 
 class _Lazy:
@@ -141,22 +126,28 @@ class _Lazy:
 class _Plan:
     """The new checkpoint: its tensors by name, and a row for each weight."""
 
-    def __init__(self, checkpoint: Checkpoint, floats: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        summary: CheckpointSummary,
+        config: Mapping[str, Any],
+        floats: bool,
+    ) -> None:
         self._checkpoint, self._floats = checkpoint, floats
+        self._said = config.get(_folder.QUANTIZATION) or {}
         self._last: tuple[str, Any] = ("", None)
         shapes = {name: checkpoint.shape(name) for name in checkpoint}
         weights = {n: x for n, x in shapes.items() if isinstance(x, QArray)}
-        self._notes = {row.path: row.note for row in checkpoint.summary().rows}
+        self._notes = {row.path: row.note for row in summary.rows}
         self._forms = _compressed.forms(weights)
         self._why = self._why_in_floats(shapes)
         self._inputs = self._activations(shapes)
-        self._wide: list[str] = []
         self.tensors: dict[str, Stored] = {}
         self.rows: list[Change] = []
         for name, struct in shapes.items():
             if isinstance(struct, QArray):
                 self._add_weight(name, struct)
-            elif name not in _DERIVED and not self._is_unused_scale(name):
+            elif name != _gguf_names.ROPE_FACTORS and not self._is_unused_scale(name):
                 self._add_array(name)
 
     def quantization(self) -> dict[str, Any] | None:
@@ -164,9 +155,10 @@ class _Plan:
         if not self._forms:
             return None
         static = [name for name in self.tensors if _names.last(name) == "input_scale"]
-        said = self._checkpoint.config().get(_folder.QUANTIZATION) or {}
-        cache = {"kv_cache_scheme": said.get("kv_cache_scheme")}
-        return _compressed.config(self._forms, self._wide, self._inputs, static) | cache
+        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        wide = _save.wide_modules(shapes, self._forms)
+        cache = {"kv_cache_scheme": self._said.get("kv_cache_scheme")}
+        return _compressed.config(self._forms, wide, self._inputs, static) | cache
 
     def _why_in_floats(self, shapes: dict[str, Any]) -> dict[str, str]:
         """By weight, why servers cannot hold it; these leave the forms.
@@ -191,7 +183,7 @@ class _Plan:
         found: dict[str, Quantization | None] = {}
         for name, form in self._forms.items():
             note = self._notes[name]
-            scale = f"{_names.module_of(name)}.input_scale".lstrip(".")
+            scale = _names.joined(_names.module_of(name), "input_scale")
             how = recipes.FP8_BLOCK if form.strategy == "block" else _DYNAMIC[form.kind]
             inputs: Any = how.activation
             if scale in shapes and note.startswith(("static", "per tensor")):
@@ -203,7 +195,7 @@ class _Plan:
 
     def _is_unused_scale(self, name: str) -> bool:
         """Whether it is the scale of inputs with dynamic scales."""
-        weight = f"{_names.module_of(name)}.weight".lstrip(".")
+        weight = _names.joined(_names.module_of(name), "weight")
         inputs = self._inputs.get(weight)
         return _names.last(name) == "input_scale" and not (inputs is not None and inputs.static)
 
@@ -211,8 +203,6 @@ class _Plan:
         entry = self._checkpoint.entry(name)
         lazy = _Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
         self.tensors[name] = Stored(lazy, entry.code, entry.shape)
-        if _save.is_linear(name, entry.shape):
-            self._wide.append(_names.module_of(name))
 
     def _add_weight(self, name: str, struct: QArray) -> None:
         if name in self._why:
@@ -241,8 +231,6 @@ class _Plan:
 
         lazy = _Lazy(struct.shape, _FLOAT, widened)
         self.tensors[name] = Stored(lazy, "BF16", struct.shape)
-        if _save.is_linear(name, struct.shape):
-            self._wide.append(_names.module_of(name))
         self._note(name, struct, _FLOAT, {name: self.tensors[name]}, f"in floats: {why}")
 
     def _note(
@@ -310,30 +298,26 @@ def _why_not(name: str, shape: Shape, form: Held, kept: Mapping[str, str]) -> st
 def _packed(name: str, q: QArray, form: Held) -> dict[str, Stored]:
     """The tensors of an int8 weight [N, K] with four codes in an int32."""
     rows, depth = q.shape
-    shape = (rows, -(-depth // _PACKED))
+    shape = (rows, -(-depth // _dtypes.IN_A_WORD))
+    words = _Lazy(shape, np.dtype(np.int32), lambda: _words(q.qvalue))
     values = np.asarray(q.shape, np.int64)
     made = {
-        f"{name}_packed": Stored(_lazy_words(q.qvalue, shape), "I32", shape),
+        f"{name}_packed": Stored(words, "I32", shape),
         f"{name}_shape": Stored(values, "I64", values.shape),
     }
     parts = _save.stored(name, q, form)
     made[f"{name}_scale"] = parts[f"{name}_scale"]
     zero = q.zero_point
     if zero is not None:  # packed along N
-        words = (-(-zero.shape[0] // _PACKED), zero.shape[1])
-        turned = _Lazy(zero.shape[::-1], zero.dtype, lambda: np.asarray(zero).T)
-        lazy = _Lazy(words, np.dtype(np.int32), lambda: np.asarray(_lazy_words(turned, words)).T)
-        made[f"{name}_zero_point"] = Stored(lazy, "I32", words)
+        shape = (-(-zero.shape[0] // _dtypes.IN_A_WORD), zero.shape[1])
+        lazy = _Lazy(shape, np.dtype(np.int32), lambda: _words(np.asarray(zero).T).T)
+        made[f"{name}_zero_point"] = Stored(lazy, "I32", shape)
     return made
 
 
-def _lazy_words(codes: Any, shape: Shape) -> _Lazy:
+def _words(codes: Any) -> np.ndarray:
     """int8 codes, each plus 128, four in a word, the first in the lowest byte."""
-
-    def words() -> np.ndarray:
-        bytes_ = np.asarray(codes).astype(np.int8, copy=False).view(np.uint8) ^ np.uint8(_SIGN)
-        missing = -bytes_.shape[-1] % _PACKED
-        padded = np.pad(bytes_, [(0, 0), (0, missing)]) if missing else bytes_
-        return np.ascontiguousarray(padded).view("<i4")
-
-    return _Lazy(shape, np.dtype(np.int32), words)
+    bytes_ = np.asarray(codes).view(np.uint8) ^ np.uint8(_dtypes.SIGN)
+    missing = -bytes_.shape[-1] % _dtypes.IN_A_WORD
+    padded = np.pad(bytes_, [(0, 0), (0, missing)]) if missing else bytes_
+    return np.ascontiguousarray(padded).view("<i4")

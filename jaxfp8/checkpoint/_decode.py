@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxfp8.checkpoint import _dtypes
 from jaxfp8.checkpoint._file import File, Index
 from jaxfp8.checkpoint._items import Part
 
-_IN_A_WORD = 4
 # bitsandbytes stores the largest magnitude of a row, the code 127.
 _SCB_CODES = np.float32(127)
 
@@ -38,9 +38,9 @@ def _packed(file: File, part: Part, index: Index) -> np.ndarray:
     """Codes of four to an int32 along the last axis, lowest byte first, code + 128."""
     *outer, last = index
     start, stop, _ = last.indices(part.shape[-1])
-    words = slice(start // _IN_A_WORD, -(-stop // _IN_A_WORD))
+    words = slice(start // _dtypes.IN_A_WORD, -(-stop // _dtypes.IN_A_WORD))
     codes = _signed(file.read(part.entry, (*outer, words)))
-    first = start - words.start * _IN_A_WORD
+    first = start - words.start * _dtypes.IN_A_WORD
     return np.ascontiguousarray(codes[..., first : first + stop - start])
 
 
@@ -55,7 +55,7 @@ def _packed_rows(file: File, part: Part, index: Index) -> np.ndarray:
 def _signed(words: np.ndarray) -> np.ndarray:
     """The codes in words, in place."""
     codes = words.astype("<i4", copy=False).view(np.uint8)
-    np.bitwise_xor(codes, 0x80, out=codes)
+    np.bitwise_xor(codes, _dtypes.SIGN, out=codes)
     return codes.view(np.int8)
 
 

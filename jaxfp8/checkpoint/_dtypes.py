@@ -27,6 +27,9 @@ BY_CODE: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+FLOATS = ("F64", "F32", "F16", "BF16")
+# compressed-tensors packs four int8 codes in an int32, each with this bit flipped: that adds 128.
+IN_A_WORD, SIGN = 4, 0x80
 CODES = {dtype: code for code, dtype in BY_CODE.items()}
 # ggml's types that no array holds, as entries of GGUF files have them: "GGML_TYPE_Q4_K".
 GGML = "GGML_TYPE_"

@@ -25,6 +25,8 @@ _MISTRALS = "consolidated"
 # ModelOpt writes this file if config.json has no quantization_config.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
+# Old models have the second one.
+QUANTIZATIONS = (QUANTIZATION, "compression_config")
 # Bytes to read at once in the search for a value other than 0. Few tensors of other numbers begin
 # with this many zeros.
 _LOOK_BYTES = 1 << 16
@@ -56,8 +58,11 @@ class Folder:
             for file in self.files.values():
                 self.metadata |= file.header.metadata
             self._place = place if place.is_dir() else place.parent
-            self._mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
-            self.quantization = self._quantization()
+            mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
+            said = _gguf.quantization_of(self.files)
+            self.quantization = said or _quantization(
+                self._place, self.metadata, self.path, mistrals
+            )
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -70,7 +75,7 @@ class Folder:
         Raises:
           CheckpointError: it cannot be read.
         """
-        said = _gguf.config_of(self.files)
+        said = _gguf.config_of(self.files, self.entries)
         if said is None and (self._place / CONFIG).is_file():
             said = read_json(self._place / CONFIG)
         return said or {}
@@ -79,10 +84,6 @@ class Folder:
     def is_gguf(self) -> bool:
         """Whether the files are GGUF."""
         return _gguf.quantization_of(self.files) is not None
-
-    def _quantization(self) -> dict[str, Any] | None:
-        said = _gguf.quantization_of(self.files)
-        return said or _quantization(self._place, self.metadata, self.path, self._mistrals)
 
     def is_zero(self, entry: Entry) -> bool:
         """Whether all values of a tensor are 0; it stops reading soon after another value."""
@@ -225,10 +226,10 @@ def _quantization(
         return _of_params(read_json(folder / _PARAMS))
     if config.is_file():
         said = read_json(config)
-        # Models of several parts have it in the text part; old models use another name.
+        # Models of several parts have it in the text part.
         parts = [said, *(part for part in said.values() if isinstance(part, dict))]
         for part in parts:
-            for key in (QUANTIZATION, "compression_config"):
+            for key in QUANTIZATIONS:
                 if isinstance(part.get(key), dict):
                     return part[key]
     if (folder / MODELOPT_CONFIG).is_file():

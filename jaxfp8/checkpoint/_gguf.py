@@ -24,7 +24,6 @@ from jaxfp8.checkpoint._header import Entry, Header
 # A block of Q8_0. Codes are moved 32 at a time: 20x faster than one by one.
 _VALUES = 32
 _BLOCK = np.dtype([("scale", "<f2"), ("codes", f"V{_VALUES}")])
-_FLOATS = ("F32", "F16", "BF16", "F64")
 _MOST_EXPERTS = 4096
 _PART_OF_SEVERAL = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _COUNT_OF_PARTS, _NUMBER_OF_PART = "split.count", "split.no"
@@ -110,7 +109,9 @@ class GgufFile(File):
                     name=f"{name}_scale", code="F16", shape=scales, part="scales", **place
                 )
             else:
-                code = tensor.kind if tensor.kind in _FLOATS else f"{_dtypes.GGML}{tensor.kind}"
+                code = (
+                    tensor.kind if tensor.kind in _dtypes.FLOATS else f"{_dtypes.GGML}{tensor.kind}"
+                )
                 yield GgufEntry(name=name, code=code, shape=shape, **place)
 
     def read(self, entry: Entry, index: Index = ()) -> np.ndarray:
@@ -201,8 +202,7 @@ def opened(paths: Sequence[str], enter: Any) -> dict[str, File]:
             first = first or files[path]  # type: ignore[assignment]
         else:
             files[path] = enter(File(path))
-    count = first.metadata.get(_COUNT_OF_PARTS) or 1 if first else len(files)
-    if first and count != len(files):
+    if first and (count := first.metadata.get(_COUNT_OF_PARTS) or 1) != len(files):
         found = f"the model is said to be in {count} files"
         needs = f"{len(files)} are here"
         raise CheckpointError(first.path, "", found, needs, "fetch all files of it")
@@ -260,29 +260,37 @@ def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
     return parts if found else []
 
 
+def _first(files: Mapping[str, File]) -> GgufFile | None:
+    """The file with the metadata of a model; None for other files."""
+    first = next(iter(files.values()), None)
+    return first if isinstance(first, GgufFile) else None
+
+
 def quantization_of(files: Mapping[str, File]) -> dict[str, Any] | None:
     """What `_formats` reads as the configuration of GGUF files; None for other files."""
-    first = next(iter(files.values()), None)
-    if not isinstance(first, GgufFile):
+    first = _first(files)
+    if first is None:
         return None
     family = _gguf_names.family(first.metadata)
     own = f"{first.metadata.get(_gguf_names.ARCHITECTURE)}, with the names and rows of the file"
     return {"quant_method": "gguf", "family": family or own}
 
 
-def config_of(files: Mapping[str, File]) -> dict[str, Any] | None:
+def config_of(files: Mapping[str, File], entries: Mapping[str, Entry]) -> dict[str, Any] | None:
     """What config.json of Hugging Face says of such files; None for other files.
+
+    Args:
+      files: by path.
+      entries: all their tensors by name.
 
     Raises:
       CheckpointError: the metadata has no words in config.json.
     """
-    first = next(iter(files.values()), None)
-    if not isinstance(first, GgufFile):
+    first = _first(files)
+    if first is None:
         return None
-    entries = {e.name: (file, e) for file in files.values() for e in file.header.entries}
-    factors = None
-    if _gguf_names.ROPE_FACTORS in entries:
-        file, entry = entries[_gguf_names.ROPE_FACTORS]
-        factors = file.read(entry).astype(np.float64).reshape(-1)
-    shapes = {name: entry.shape for name, (_, entry) in entries.items()}
+    factors, entry = None, entries.get(_gguf_names.ROPE_FACTORS)
+    if entry is not None:
+        factors = files[entry.file].read(entry).astype(np.float64).reshape(-1)
+    shapes = {name: entry.shape for name, entry in entries.items()}
     return _gguf_names.config_of(first.path, first.metadata, shapes, factors)

@@ -234,11 +234,10 @@ def _value(source: _Source, kind: int, what: str) -> Any:
 
 def _alignment(file: str, metadata: Metadata) -> int:
     found = metadata.get(_ALIGNMENT_KEY, _ALIGNMENT)
-    is_power = type(found) is int and 0 < found <= _MOST_ALIGNMENT and not found & (found - 1)
-    if not is_power:
-        needs = f"a power of 2 of at most {_MOST_ALIGNMENT} is needed"
-        _refuse(file, "", f"{_ALIGNMENT_KEY} is {str(found)[:40]}", needs, _FETCH)
-    return found
+    if type(found) is int and 0 < found <= _MOST_ALIGNMENT and not found & (found - 1):
+        return found
+    needs = f"a power of 2 of at most {_MOST_ALIGNMENT} is needed"
+    _refuse(file, "", f"{_ALIGNMENT_KEY} is {str(found)[:40]}", needs, _FETCH)
 
 
 def _record(source: _Source) -> tuple[str, tuple[int, ...], int, int]:

@@ -42,7 +42,7 @@ def reasons(shapes: Mapping[str, Shape]) -> dict[str, str]:
     experts = _experts(shapes)
     for module, shape in modules.items():
         kept[module] = kept[module] or _by_shape(module, shape, tokens, experts)
-    return {f"{module}.weight".lstrip("."): why for module, why in kept.items() if why}
+    return {_names.joined(module, "weight"): why for module, why in kept.items() if why}
 
 
 def _by_name(module: str) -> str:

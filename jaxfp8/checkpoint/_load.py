@@ -103,6 +103,11 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         """
         return self._folder.config()
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the files are GGUF."""
+        return self._folder.is_gguf
+
     def nbytes(self, name: str) -> int:
         """Bytes in the files of the entry under a name, its scale included."""
         return self._items[name].nbytes

@@ -97,7 +97,7 @@ _TORCHAO_ROLES = {
 _QUANTO = {"_data": CODES, "_scale": SCALE, "_shift": PART_OF_FEWER_BITS}
 _MARKS = ("scaled_fp8", "comfy_quant")
 _OF_CACHE = re.compile(r"(.+_)?(q|k|v|kv|qk|kv_cache|prob|prob_output)_scale")
-_TABLE = re.compile(r".*embed.*|wte|wpe|word_embeddings")
+_TABLE = re.compile(r".*embed.*|wte|wpe")
 # Words in the names of scales, zero points and tables, of formats known here or not.
 _SCALE_WORD = re.compile(
     r"s|[wsqd]?(scb?|scales?|absmax|amax|q?zeros?|zp|quant|codebooks?|lut|idx|perm|biases|step|state)"
@@ -136,9 +136,12 @@ def parts(name: str) -> tuple[str, Kind]:
     """The name of the weight of a tensor, and the meaning of the tensor."""
     module, _, last = name.rpartition(".")
     found = kind(last)
-    if found.weight is None:
-        return module, found
-    return (f"{module}.{found.weight}" if module else found.weight), found
+    return (module if found.weight is None else joined(module, found.weight)), found
+
+
+def joined(module: str, last: str) -> str:
+    """The name of a part of a module; the module may be ""."""
+    return f"{module}.{last}" if module else last
 
 
 def module_of(name: str) -> str:
@@ -156,7 +159,7 @@ def canonical(name: str) -> str:
     module, found = module_of(name), kind(last(name))
     if found.role != INPUT_SCALE or found.weight != "weight":
         return name
-    return f"{module}.input_scale" if module else "input_scale"
+    return joined(module, "input_scale")
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -41,18 +41,18 @@ class Patterns:
                 parts = entry.split(".")
                 by_length = self._names.setdefault(parts[-1], {})
                 by_length.setdefault(len(parts), set()).add(entry)
-        self._wild = {entry: _compiled(text) for entry, text in wild.items()}
-        joint = [text for text in wild.values() if _compiled(text) and not _ALONE.search(text)]
-        alone = [found for found in self._wild.values() if found and _ALONE.search(found.pattern)]
-        self._any = [re.compile("|".join(f"(?:{text})" for text in joint))] if joint else []
-        self._any += alone
+        compiled = {entry: _compiled(text) for entry, text in wild.items()}
+        self._wild = {entry: found for entry, found in compiled.items() if found}
+        self._any = [found for found in self._wild.values() if _ALONE.search(found.pattern)]
+        joint = [f"(?:{x.pattern})" for x in self._wild.values() if x not in self._any]
+        self._any += [re.compile("|".join(joint))] if joint else []
 
     def first(self, module: str) -> str | None:
         """The entry for a module, or None."""
         named = self._named(module) or self._exact.get(module)
         if named is not None or not any(found.match(module) for found in self._any):
             return named
-        matched = (entry for entry, found in self._wild.items() if found and found.match(module))
+        matched = (entry for entry, found in self._wild.items() if found.match(module))
         return next(matched, None)
 
     def _named(self, module: str) -> str | None:

@@ -16,7 +16,6 @@ from jaxfp8.checkpoint._names import Kind
 from jaxfp8.checkpoint._scheme import Format
 from jaxfp8.checkpoint._weight import AGAIN, FP8, INTS, RAW, Group
 
-_WIDE = ("F64", "F32", "F16", "BF16")
 # Words of several codes. A weight of such words has a scale; an index or a position has none.
 _WORDS = ("I16", "U16", "I32", "U32", "I64", "U64")
 
@@ -102,7 +101,7 @@ class _Planning:
         """The codes of the weight of a group, if it is in 8 bits."""
         codes = None
         for kind, entry in group.get(_names.CODES, ()):
-            if entry.code not in _WIDE and self._is_weight(name, group, kind, entry):
+            if entry.code not in _dtypes.FLOATS and self._is_weight(name, group, kind, entry):
                 if codes is not None:
                     _refuse_twice(name, entry, codes[1])
                 codes = kind, entry
@@ -182,7 +181,7 @@ class _Planning:
         skipped = self._form.skips(_names.module_of(entry.name))
         if skipped is not None:
             return f"the config's {self._form.skip_key!r} has {skipped!r}"
-        return "in floats" if entry.code in _WIDE else f"in {entry.code}"
+        return "in floats" if entry.code in _dtypes.FLOATS else f"in {entry.code}"
 
 
 _USUAL = (_names.SCALE, _names.ZERO_POINT)

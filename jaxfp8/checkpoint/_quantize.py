@@ -152,11 +152,7 @@ class _Job:
         }
         structs = {name: weight.struct for name, weight in self._weights.items()}
         self._forms = _compressed.forms(structs, _save.block_of(recipe))
-        wide = [
-            _names.module_of(e.name)
-            for e in folder.entries.values()
-            if e.name not in self._weights and _save.is_linear(e.name, e.shape)
-        ]
+        wide = _save.wide_modules(_shapes(folder.entries), self._forms)
         inputs = dict.fromkeys(self._forms, _save.activation_of(recipe))
         self._config = _compressed.config(self._forms, wide, inputs) if self._forms else None
         self._work = place.parent / f".{place.name}.quantizing"
@@ -175,8 +171,7 @@ class _Job:
         """Writes the configuration, copies what is no weight, and renames the folder."""
         source = pathlib.Path(self._folder.path)
         config: dict[str, Any] = {}
-        if source.is_dir():
-            copy_others(source, self._work)
+        copy_others(source, self._work)
         if source.is_dir() or self._folder.is_gguf:
             config = self._folder.config()
         if self._config is not None:
@@ -408,8 +403,8 @@ def _note(journal: Any, row: Change) -> None:
 
 
 def copy_others(source: pathlib.Path, to: pathlib.Path) -> None:
-    """Copies tokenizers and other files that say nothing of weights."""
-    for path in source.iterdir():
+    """Copies the files of a folder that say nothing of weights, such as tokenizers."""
+    for path in source.iterdir() if source.is_dir() else ():
         is_ours = path.name in (_folder.CONFIG, _folder.MODELOPT_CONFIG, _JOB, _JOURNAL)
         is_index = ".safetensors.index" in path.name
         if path.is_file() and not (is_ours or is_index) and path.suffix not in _OTHER_WEIGHTS:

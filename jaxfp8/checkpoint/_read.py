@@ -110,7 +110,7 @@ def _made(
     return QArray(value, *small, tiles=item.tiles)
 
 
-def check_scale(part: Part, values: np.ndarray) -> None:
+def _check_scale(part: Part, values: np.ndarray) -> None:
     """Refuses a NaN or infinite scale."""
     wide = values.astype(np.float32)
     if not np.isfinite(wide).all():
@@ -166,7 +166,7 @@ def _array(
     def convert(index: tuple[slice, ...]) -> np.ndarray:
         values = _decode.values(file, part, index)
         if is_scale:
-            check_scale(part, values)
+            _check_scale(part, values)
         return values if target == part.dtype else _cast(part, values, target)
 
     shape = part.shape

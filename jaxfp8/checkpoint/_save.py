@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -75,9 +75,7 @@ def save(
       >>> sorted(jaxfp8.checkpoint.load(folder))
       ['layer.bias', 'layer.weight']
     """
-    if format not in FORMATS:
-        needs = f"{' or '.join(map(repr, FORMATS))} is written"
-        raise ValueError(message(_SAVE, "`format`", f"is {format!r}", needs, "leave it out"))
+    check_format(_SAVE, format)
     place = pathlib.Path(path)
     leaves = dict(_leaves(tree))
     forms = _forms(leaves, recipe)
@@ -86,10 +84,21 @@ def save(
     if place.suffix == ".safetensors":
         _save_file(place, tensors, quantization)
     else:
-        save_folder(place, tensors, quantization, read_config(config), shard_bytes)
+        save_folder(place, tensors, quantization, _read_config(config), shard_bytes)
 
 
-def read_config(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
+def check_format(operation: str, format: str) -> None:
+    """Refuses a format that is not written.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if format not in FORMATS:
+        needs = f"{' or '.join(map(repr, FORMATS))} is written"
+        raise ValueError(message(operation, "`format`", f"is {format!r}", needs, "leave it out"))
+
+
+def _read_config(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
     """The content of config.json, from any of its forms."""
     if config is None or isinstance(config, Mapping):
         return dict(config or {})
@@ -100,6 +109,15 @@ def read_config(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> di
 def is_linear(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a server may take this for the weight of a layer in 8 bits."""
     return _names.last(name) == "weight" and len(shape) == 2
+
+
+def wide_modules(shapes: Mapping[str, Shape], forms: Container[str]) -> list[str]:
+    """The modules of layers in floats: a server may take them for layers in 8 bits."""
+    return [
+        _names.module_of(name)
+        for name, shape in shapes.items()
+        if name not in forms and is_linear(name, shape)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +235,7 @@ def _config(
 ) -> dict[str, Any] | None:
     if not forms:
         return None
-    wide = [
-        _names.module_of(name)
-        for name, leaf in leaves.items()
-        if name not in forms and is_linear(name, leaf.shape)
-    ]
+    wide = wide_modules({name: leaf.shape for name, leaf in leaves.items()}, forms)
     static = [name for name in leaves if _names.last(name) == "input_scale"]
     inputs = dict.fromkeys(forms, activation_of(recipe))
     return _compressed.config(forms, wide, inputs, static)

@@ -99,8 +99,8 @@ def _value(kind: Kind, entry: Entry, group: Group, folder: Folder) -> Part:
         _refuse(entry, f"is {entry}, codes in words", needs, AGAIN)
     shape = tuple(int(n) for n in folder.values(stated[0][1]))
     bits = 32 * entry.shape[-1] // shape[-1] if shape[-1] > 0 else 0
-    if shape[:-1] != entry.shape[:-1] or entry.shape[-1] != -(-shape[-1] // 4):
-        needs = f"{list(shape)} in 8 bits takes 4 codes a word"
+    if shape[:-1] != entry.shape[:-1] or entry.shape[-1] != -(-shape[-1] // _dtypes.IN_A_WORD):
+        needs = f"{list(shape)} in 8 bits takes {_dtypes.IN_A_WORD} codes a word"
         remedy = "load a version of the model in 8 bits"
         _refuse(entry, f"is {entry}, about {bits} bits for each of {list(shape)}", needs, remedy)
     return Part(entry, np.dtype(np.int8), shape, kind.decode)
@@ -257,7 +257,7 @@ def _zero_point(
             _refuse(value.entry, "has no zero point", needs, AGAIN)
         return None
     zero, own, decode = stated[1], value.dtype, value.decode
-    if folder.is_zero(zero) and not decode:
+    if not decode and folder.is_zero(zero):
         return None
     if decode and zero.code == "I32" and zero.shape == _packed_rows(scale.shape):
         return Part(zero, own, shape, "packed rows")
@@ -275,7 +275,7 @@ def _zero_point(
 
 def _packed_rows(shape: Shape) -> Shape | None:
     """The shape of zero points [N, G] of which four along N share a word."""
-    return (*shape[:-2], -(-shape[-2] // 4), shape[-1]) if len(shape) > 1 else None
+    return (*shape[:-2], -(-shape[-2] // _dtypes.IN_A_WORD), shape[-1]) if len(shape) > 1 else None
 
 
 def _refuse(entry: Entry, found: str, needs: str, remedy: str) -> NoReturn:

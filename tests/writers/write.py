@@ -39,8 +39,9 @@ class Case:
         self.model = self.place / "model"
         self.model.mkdir(parents=True)
 
-    def save(self, tensors, expected, config=None, metadata=None, file="model.safetensors"):
-        save_file({n: t.contiguous() for n, t in tensors.items()}, self.model / file, metadata)
+    def save(self, tensors, expected, config=None, metadata=None):
+        file = self.model / "model.safetensors"
+        save_file({n: t.contiguous() for n, t in tensors.items()}, file, metadata)
         if config is not None:
             text = json.dumps({"quantization_config": config})
             (self.model / "config.json").write_text(text)
