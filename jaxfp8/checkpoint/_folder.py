@@ -194,24 +194,25 @@ def _entries(files: dict[str, File]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for file in files.values():
         for entry in file.header.entries:
-            if entry.name in entries:
-                other = entries[entry.name].file
-                needs = f"{other} has it too"
+            other = entries.setdefault(entry.name, entry)
+            if other is not entry:
+                needs = f"{other.file} has it too"
                 raise CheckpointError(
                     file.path, entry.name, "is there twice", needs, "remove one of the files"
                 )
-            entries[entry.name] = entry
     return entries
 
 
 def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, Entry]) -> None:
     names = {file: pathlib.Path(file).name for file in {e.file for e in entries.values()}}
+    if index == {name: names[entry.file] for name, entry in entries.items()}:
+        return
     for name, file in index.items():
         at = names[entries[name].file] if name in entries else None
         if at != file:
             needs = "no file has it" if at is None else f"{at} has it"
             raise CheckpointError(path, name, f"is said to be in {file}", needs, "fetch all again")
-    for name, entry in entries.items() if len(index) < len(entries) else ():
+    for name, entry in entries.items():
         if name not in index:
             needs = "the index does not name it"
             raise CheckpointError(entry.file, name, "is there", needs, "fetch the index again")

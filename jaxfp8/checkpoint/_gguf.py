@@ -6,7 +6,6 @@ Q8_0 has blocks of 32 values: a float16 scale, then 32 int8 codes. A tensor [N, 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -29,7 +28,6 @@ _PART_OF_SEVERAL = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _COUNT_OF_PARTS, _NUMBER_OF_PART = "split.count", "split.no"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GgufEntry(Entry):
     """A tensor of a GGUF file, or the codes or the scales of one in Q8_0.
 
@@ -38,8 +36,14 @@ class GgufEntry(Entry):
       heads: how many heads of attention have alternating rows; 0 for rows in order.
     """
 
-    part: str = ""
-    heads: int = 0
+    part: str
+    heads: int
+
+    def __new__(cls, *, part: str = "", heads: int = 0, **fields: Any) -> GgufEntry:
+        """An entry with the fields of `Entry`."""
+        made = super().__new__(cls, **fields)
+        made.part, made.heads = part, heads
+        return made
 
     @property
     def nbytes(self) -> int:
@@ -180,7 +184,8 @@ def _one_of(entry: GgufEntry, number: int) -> GgufEntry:
     """One matrix of a stack."""
     step = (entry.stop - entry.start) // entry.shape[0]
     start = entry.start + number * step
-    return dataclasses.replace(entry, shape=entry.shape[1:], start=start, stop=start + step)
+    fields = {**entry._asdict(), "shape": entry.shape[1:], "start": start, "stop": start + step}
+    return GgufEntry(**fields, part=entry.part, heads=entry.heads)
 
 
 def opened(paths: Sequence[str], enter: Any) -> dict[str, File]:

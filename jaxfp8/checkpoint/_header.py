@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import operator
-from typing import Any, NoReturn
+import re
+from typing import Any, NamedTuple, NoReturn
 
 from jaxfp8.checkpoint import _dtypes
 from jaxfp8.checkpoint._errors import CheckpointError
@@ -30,12 +32,21 @@ _DIGEST_FORM = "sha256:"
 _FETCH = "fetch the file again"
 _OTHER = "fetch the file again, or name one that is safetensors"
 _FIELDS = {"dtype", "shape", "data_offsets"}
+# The package's spelling: metadata of plain texts, then tensors.
+_TEXT, _INTEGER = r'"([^"\\\x00-\x1f]*)"', r"(?:0|[1-9][0-9]{0,17})"
+_PAIR = re.compile(f"{_TEXT}:{_TEXT}")
+_HEAD = re.compile(rf'\{{(?:"{METADATA}":\{{({_PAIR.pattern}(?:,{_PAIR.pattern})*)?\}},)?')
+_TENSOR = re.compile(
+    rf'{_TEXT}:\{{"dtype":{_TEXT},"shape":\[((?:{_INTEGER}(?:,{_INTEGER})*)?)\],'
+    rf'"data_offsets":\[({_INTEGER}),({_INTEGER})\]\}}(?:,(?=")|\}}$)'
+)
+# Signs of a match outside its groups.
+_OF_A_TENSOR = len('"":{"dtype":"","shape":[],"data_offsets":[,]},')
 _INTEGERS = {int}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False)
-class Entry:
-    """One tensor of a file.
+class Entry(NamedTuple):
+    """One tensor of a file. A header has 100,000 of them, so they are tuples.
 
     Attributes:
       name: its name.
@@ -51,12 +62,6 @@ class Entry:
     shape: tuple[int, ...]
     start: int
     stop: int
-
-    def __init__(
-        self, *, name: str, file: str, code: str, shape: tuple[int, ...], start: int, stop: int
-    ) -> None:
-        # A header has 100,000 of them; a frozen class sets each field by a call.
-        self.__dict__.update(name=name, file=file, code=code, shape=shape, start=start, stop=stop)
 
     @property
     def nbytes(self) -> int:
@@ -105,10 +110,8 @@ def parse(file: str, text: bytes, size: int) -> Header:
     Raises:
       CheckpointError: it is not well formed, or its tensors do not fill the data exactly.
     """
-    content = _json(file, text)
-    metadata = _metadata(file, content.pop(METADATA, {}))
     begin = LENGTH_BYTES + len(text)
-    entries = [_entry(file, name, fields, begin, size) for name, fields in content.items()]
+    metadata, entries = _quick(file, text, size) or _parsed(file, text, size)
     entries.sort(key=operator.attrgetter("start", "stop"))
     _check_filled(file, entries, begin, size)
     _check_digest(file, entries, metadata, begin)
@@ -166,6 +169,52 @@ def _metadata(file: str, metadata: Any) -> dict[str, str]:
         return metadata
     found = f"the header's {METADATA} is not a map of texts"
     _refuse(file, "", found, "each value is a string", _FETCH)
+
+
+def _parsed(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entry]]:
+    """Metadata and tensors, by JSON."""
+    content, begin = _json(file, text), LENGTH_BYTES + len(text)
+    metadata = _metadata(file, content.pop(METADATA, {}))
+    return metadata, [_entry(file, name, fields, begin, size) for name, fields in content.items()]
+
+
+def _quick(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entry]] | None:
+    """Metadata and tensors in the spelling of the safetensors package.
+
+    None for another spelling, and if anything is wrong: JSON then tells what. 100,000 tensors take
+    half of the time of JSON. The matches have to be all of the text.
+    """
+    if not text.isascii():
+        return None
+    begin, whole = LENGTH_BYTES + len(text), text.decode().rstrip(" ")
+    head = _HEAD.match(whole)
+    found = _TENSOR.findall(whole, head.end()) if head else []
+    if not head or not found:
+        return None
+    columns = list(zip(*found, strict=True))
+    length = head.end() + sum(sum(map(len, column)) for column in columns)
+    names, codes, texts = columns[:3]
+    kinds = list(zip(codes, texts, strict=True))
+    forms = {kind: _quick_form(*kind) for kind in set(kinds)}
+    shapes, bits = zip(*[forms[kind] for kind in kinds], strict=True)
+    starts, stops = ([begin + int(place) for place in column] for column in columns[3:5])
+    pairs = _PAIR.findall(head[1] or "")
+    is_sound = (
+        length + _OF_A_TENSOR * len(found) == len(whole)
+        and bits == tuple([8 * (stop - start) for start, stop in zip(starts, stops, strict=True)])
+        and max(stops) <= size
+        and len({METADATA, *names}) > len(names)
+        and len(dict(pairs)) == len(pairs)
+    )
+    made = zip(names, itertools.repeat(file), codes, shapes, starts, stops)
+    return (dict(pairs), list(map(Entry._make, made))) if is_sound else None
+
+
+def _quick_form(code: str, text: str) -> tuple[tuple[int, ...], int]:
+    """Shape and bits of a tensor; -1 bits for an unknown dtype."""
+    shape = tuple(map(int, text.split(","))) if text else ()
+    wide = _dtypes.bits(code)
+    return shape, -1 if wide is None else math.prod(shape) * wide
 
 
 def _entry(file: str, name: str, fields: Any, begin: int, size: int) -> Entry:

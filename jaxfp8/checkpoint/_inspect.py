@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+from typing import Any
 
 import numpy as np
 
 from jaxfp8._value import tables
+from jaxfp8._value.spec import Shape
 from jaxfp8.checkpoint import _collector, _formats
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._items import Item
@@ -122,12 +125,9 @@ def inspect(path: str | os.PathLike[str]) -> CheckpointSummary:
       >>> inspect(folder).rows[0].scale
       'tensor, float32'
     """
-    folder = Folder(path)
-    try:
+    with _collector.paused(), contextlib.closing(Folder(path)) as folder:
         form = _formats.read(folder.quantization, folder.path)
         return summary(folder.path, folder, form, plan(folder, form))
-    finally:
-        folder.close()
 
 
 def summary(path: str, folder: Folder, form: Format, planned: Plan) -> CheckpointSummary:
@@ -153,26 +153,31 @@ def _named(form: Format, planned: Plan) -> str:
 
 
 def _row(item: Item) -> StoredTensor:
-    value, scale, loads = item.value, "", "QArray"
-    if item.scale is None:
-        loads = _dtype_name(value.dtype)
-    else:
-        zero = ", zero point" if item.zero_point is not None else ""
-        scale = f"{item.granularity}, {_dtype_name(item.scale.dtype)}{zero}"
-    return StoredTensor(
-        path=item.name,
-        stored=str(value.entry),
-        shape=value.shape,
-        loads=loads,
-        scale=scale,
-        note=item.reason or item.activations,
-        nbytes=item.nbytes,
-    )
+    """The row of an item. Its fields are put in at once: a frozen class sets one by one."""
+    value, scale = item.value, item.scale
+    zero = item.zero_point is not None
+    words = (item.granularity, item.reason or item.activations)
+    kind = None if scale is None else scale.dtype
+    fields = _fields(str(value.entry), value.shape, value.dtype, kind, zero, *words)
+    made = object.__new__(StoredTensor)
+    made.__dict__.update(fields, path=item.name, nbytes=item.nbytes)
+    return made
 
 
-@functools.lru_cache
-def _dtype_name(dtype: np.dtype) -> str:
-    return dtype.name
+@functools.lru_cache(maxsize=1 << 12)
+def _fields(
+    stored: str,
+    shape: Shape,
+    dtype: np.dtype,
+    scale: np.dtype | None,
+    zero: bool,
+    granularity: str,
+    note: str,
+) -> dict[str, Any]:
+    """The fields that thousands of rows share."""
+    words = "" if scale is None else f"{granularity}, {scale.name}{', zero point' * zero}"
+    loads = dtype.name if scale is None else "QArray"
+    return {"stored": stored, "shape": shape, "loads": loads, "scale": words, "note": note}
 
 
 def _cells(rows: list[StoredTensor]) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ class Item(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes in the files."""
-        return sum([part.nbytes for part in self.parts])
+        scale, zero = self.scale, self.zero_point
+        wide = self.value.nbytes + (scale.nbytes if scale else 0)
+        return wide + (zero.nbytes if zero else 0)
 
     def struct(self) -> jax.ShapeDtypeStruct | QArray:
         """Shapes and dtypes alone."""

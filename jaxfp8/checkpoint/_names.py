@@ -136,6 +136,8 @@ def parts(name: str) -> tuple[str, Kind]:
     """The name of the weight of a tensor, and the meaning of the tensor."""
     module, _, last = name.rpartition(".")
     found = kind(last)
+    if found.weight == last:
+        return name, found
     return (module if found.weight is None else joined(module, found.weight)), found
 
 

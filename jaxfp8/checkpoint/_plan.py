@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from jaxfp8.checkpoint import _collector, _dtypes, _names, _weight
 from jaxfp8.checkpoint._errors import CheckpointError
@@ -45,26 +46,28 @@ def plan(folder: Folder, form: Format, *, unscaled: bool = False) -> Plan:
     """
     planning = _Planning(folder, form, unscaled)
     with _collector.paused():
-        for name, group in _grouped(folder.entries).items():
+        for name, tensors in _grouped(folder.entries).items():
             try:
-                planning.add(name, group)
+                planning.add(name, tensors)
             except CheckpointError as error:
                 planning.problems.append(error)
     return Plan(items=planning.items, problems=tuple(planning.problems))
 
 
-def _grouped(entries: Mapping[str, Entry]) -> dict[str, Group]:
-    """The tensors of each weight, by its name and by their role."""
-    groups: dict[str, Group] = {}
+def _grouped(entries: Mapping[str, Entry]) -> dict[str, list[tuple[Kind, Entry]]]:
+    """The tensors of each weight by its name."""
+    groups: dict[str, list[tuple[Kind, Entry]]] = collections.defaultdict(list)
     for name, entry in entries.items():
         weight, kind = _names.parts(name)
-        if (group := groups.get(weight)) is None:
-            groups[weight] = {kind.role: [(kind, entry)]}
-        elif (found := group.get(kind.role)) is None:
-            group[kind.role] = [(kind, entry)]
-        else:
-            found.append((kind, entry))
+        groups[weight].append((kind, entry))
     return groups
+
+
+def _by_role(tensors: list[tuple[Kind, Entry]]) -> Group:
+    group: Group = collections.defaultdict(list)
+    for one in tensors:
+        group[one[0].role].append(one)
+    return dict(group)
 
 
 class _Planning:
@@ -77,10 +80,31 @@ class _Planning:
     def __init__(self, folder: Folder, form: Format, unscaled: bool) -> None:
         self.items: dict[str, Item] = {}
         self.problems: list[CheckpointError] = []
+        # A checked weight by all that its form depends on.
+        self._pairs: dict[tuple[Any, ...], Item] = {}
         self._folder, self._form, self._unscaled = folder, form, unscaled
 
-    def add(self, name: str, group: Group) -> None:
-        """Adds the weight of a group, and its other tensors as arrays."""
+    def add(self, name: str, tensors: list[tuple[Kind, Entry]]) -> None:
+        """Adds the weight of these tensors, and the others as arrays."""
+        if len(tensors) != 2:
+            return self._add(name, _by_role(tensors))
+        # Thousands of experts are alike: the first one is checked for all.
+        (kind, value), (scale_kind, scale) = tensors
+        if kind.role == _names.SCALE:
+            kind, value, scale_kind, scale = scale_kind, scale, kind, value
+        module = _names.module_of(name)
+        form = self._form.forms(module), self._form.skips(module) is None
+        key = (kind, value.code, value.shape, scale_kind, scale.code, scale.shape, *form)
+        if (like := self._pairs.get(key)) is not None:
+            _, of_value, of_scale, *rest = tuple[Any, ...](like)
+            parts = Part._make((value, *of_value[1:])), Part._make((scale, *of_scale[1:]))
+            return self._put(Item._make((name, *parts, *rest)))
+        self._add(name, _by_role(tensors))
+        made = self.items.get(name)
+        if made is not None and made.scale is not None and made.scale.entry is scale:
+            self._pairs[key] = made
+
+    def _add(self, name: str, group: Group) -> None:
         for kind, entry in group.get(_names.PART_OF_FEWER_BITS, ()):
             _refuse_packed(kind, entry)
         codes = self._codes(name, group)

@@ -39,9 +39,7 @@ def layout(
     entries, end = {}, 0
     for name, code, shape in ordered:
         nbytes = int(np.prod(shape, dtype=object)) * _dtypes.BY_CODE[code].itemsize
-        entries[name] = Entry(
-            name=name, file=file, code=code, shape=shape, start=end, stop=end + nbytes
-        )
+        entries[name] = Entry(name, file, code, shape, start=end, stop=end + nbytes)
         end += nbytes
     fields = {name: _header.as_json(entry, 0) for name, entry in entries.items()}
     said = {**METADATA, **(metadata or {})}
@@ -49,18 +47,10 @@ def layout(
     text = json.dumps({_header.METADATA: said, **fields}, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT)
     first = len(text).to_bytes(LENGTH_BYTES, "little") + text
-    return first, {name: _moved(entry, len(first)) for name, entry in entries.items()}
-
-
-def _moved(entry: Entry, by: int) -> Entry:
-    return Entry(
-        name=entry.name,
-        file=entry.file,
-        code=entry.code,
-        shape=entry.shape,
-        start=entry.start + by,
-        stop=entry.stop + by,
-    )
+    return first, {
+        name: entry._replace(start=entry.start + len(first), stop=entry.stop + len(first))
+        for name, entry in entries.items()
+    }
 
 
 def write_at(descriptor: int, start: int, values: np.ndarray | bytes) -> int:

@@ -13,7 +13,7 @@ from checkpoint.files import codes, file_bytes, scales, with_header
 import jaxfp8
 from jaxfp8 import checkpoint
 from jaxfp8.checkpoint import CheckpointError
-from jaxfp8.checkpoint._header import LENGTH_BYTES, header_length, parse
+from jaxfp8.checkpoint._header import LENGTH_BYTES, _parsed, _quick, header_length, parse
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
@@ -30,6 +30,15 @@ def header(data):
 
 def table(data):
     return {e.name: (e.code, e.shape, e.start, e.stop) for e in header(data).entries}
+
+
+def compact(data):
+    """A file in the spelling of the safetensors package."""
+    end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+    content = json.loads(data[LENGTH_BYTES:end])
+    first = {key: content.pop(key) for key in ("__metadata__",) if key in content}
+    text = json.dumps({**first, **content}, separators=(",", ":"))
+    return with_header(text.encode(), data[end:])
 
 
 def changed(**fields):
@@ -65,6 +74,9 @@ def test_header_that_lies_is_refused(case):
     text, data, message = case
     with pytest.raises(CheckpointError, match=message):
         header(with_header(text, data))
+    if isinstance(text, dict):
+        with pytest.raises(CheckpointError, match=message):
+            header(compact(with_header(text, data)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 7, b"\xff" * 8, b"\x09" + b"\0" * 7 + b"{}"])
@@ -78,6 +90,19 @@ def test_header_is_that_of_the_safetensors_package():
     data = file_bytes(tensors, {"format": "pt"})
     theirs = {name: (t["dtype"], tuple(t["shape"])) for name, t in safetensors.deserialize(data)}
     assert theirs == {name: row[:2] for name, row in table(data).items()}
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"a": "1", "b": ""}], ids=str)
+def test_the_spelling_of_the_safetensors_package_is_read_without_json(metadata):
+    """And what differs from it is not."""
+    tensors = {"a": scales(()), "b": codes((5, 3)), "c": np.zeros((0, 3), np.int8)}
+    data = compact(file_bytes(tensors, metadata))
+    size, text = len(data), data[LENGTH_BYTES : len(data) - 19]
+    assert _quick("f", text, size) == _parsed("f", text, size)
+    assert text.count(b"[0,3]") == 1
+    long = text.replace(b"[0,3]", b"[0," + b"3" * 5000 + b"]")
+    for bad in (text[:-1] + b";", text + b"}", text.replace(b"},", b"};", 1), long):
+        assert _quick("f", bad, size) is None
 
 
 # The fuzzer
@@ -142,9 +167,10 @@ def test_mutated_file_of_ours_is_refused_or_the_same(written, mutations, tmp_pat
     assert refused > mutations / 2
 
 
-def test_mutated_file_of_others_is_what_the_safetensors_package_reads(mutations):
+@pytest.mark.parametrize("spelling", [bytes, compact])
+def test_mutated_file_of_others_is_what_the_safetensors_package_reads(mutations, spelling):
     tensors = {"a.weight": codes((8, 4)), "a.weight_scale": scales((8, 1)), "b": scales((6, 4))}
-    draw, data = random.Random(1), file_bytes(tensors, {"format": "pt"})
+    draw, data = random.Random(1), spelling(file_bytes(tensors, {"format": "pt"}))
     for _ in range(mutations):
         bad = mutated(draw, data)
         try:
