@@ -269,6 +269,8 @@ _SMOOTHED = "load an export without SmoothQuant or AWQ, such as ModelOpt's FP8 o
 _MIXED = "MIXED_PRECISION"
 _MX = Scheme(kind="float", granularity="block", block=(1, 32), activations="dynamic, per 32")
 _FP8_CHANNEL = Scheme(kind="float", granularity="channel", activations="dynamic, per token")
+# transformers stores the experts of Llama 4 as [E, K, N], and scales as [E, 1, N] or [E, N, 1].
+_FBGEMM = dataclasses.replace(_FP8_CHANNEL, columns=True)
 _FP8_BLOCK = Scheme(kind="float", granularity="block", block=(128, 128), activations="floats")
 _MODELOPT = {
     "FP8": Scheme(kind="float", granularity="tensor", activations="per tensor"),
@@ -352,7 +354,7 @@ _METHODS: dict[str, tuple[Callable[[Mapping[str, Any], str], Format], tuple[str,
             "input_activations",
         ),
     ),
-    "fbgemm_fp8": (_plain("fbgemm_fp8", _FP8_CHANNEL), ("activation_scale_ub",)),
+    "fbgemm_fp8": (_plain("fbgemm_fp8", _FBGEMM), ("activation_scale_ub",)),
     "torchao": (
         _plain("torchao", Scheme(zero_point=True)),
         (

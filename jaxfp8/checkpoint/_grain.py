@@ -97,10 +97,12 @@ def _candidates(
     ones = (1,) * len(batch)
     if scheme.granularity in ("", "channel", "row"):
         counts = (*batch, rows, 1)
-        yield _Candidate("channel", (*ones, 1, whole[-1]), counts, (counts, counts[:-1]))
+        if not (batch and scheme.columns):
+            yield _Candidate("channel", (*ones, 1, whole[-1]), counts, (counts, counts[:-1]))
         if batch:  # experts as [K, N]
             counts = (*batch, 1, depth)
-            yield _Candidate("channel", (*ones, whole[-2], 1), counts, (counts,))
+            shapes = (counts, (*batch, depth, 1)) if scheme.columns else (counts,)
+            yield _Candidate("channel", (*ones, whole[-2], 1), counts, shapes)
     for block in _blocks(shape, scale, scale_code, scheme):
         n, k = (-(-size // b) for size, b in zip(shape[-2:], block, strict=True))
         counts = (*batch, n, k)

@@ -18,6 +18,7 @@ class Scheme:
       granularity: "tensor", "channel" or "block"; "row" for tensor or channel; "" if the shape of
         the scale decides.
       block: sizes of a block of [N, K]; None without blocks.
+      columns: whether experts are [E, K, N] with a scale for each of N, however it is shaped.
       zero_point: whether there may be zero points.
       ordered: whether groups along K need a tensor with their order.
       activations: the treatment of activations in a server, in words.
@@ -30,6 +31,7 @@ class Scheme:
     kind: str = ""
     granularity: str = ""
     block: tuple[int, int] | None = None
+    columns: bool = False
     zero_point: bool = False
     ordered: bool = False
     activations: str = ""

@@ -159,6 +159,18 @@ def test_experts_have_blocks_of_their_own(tmp_path):
     np.testing.assert_array_equal(jaxfp8.dequantize(q), exact.astype(np.float32))
 
 
+@pytest.mark.parametrize("shape", [(3, 64, 64), (3, 48, 64)], ids=["square", "not square"])
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj"])
+def test_experts_of_fbgemm_have_a_scale_for_each_of_the_last_axis(tmp_path, shape, name):
+    """transformers shapes the scale of down_proj as [E, N, 1] beside [E, K, N]."""
+    w, s = codes(shape), scales((shape[0], shape[-1]))
+    stored = s[:, None, :] if name == "gate_up_proj" else s[:, :, None]
+    tensors = {f"experts.{name}": w, f"experts.{name}_scale": stored}
+    q = checkpoint.load(folder(tmp_path / "m", tensors, {"quant_method": "fbgemm_fp8"}))
+    exact = w.astype(np.float64) * s[:, None, :].astype(np.float64)
+    np.testing.assert_array_equal(jaxfp8.dequantize(q[f"experts.{name}"]), exact.astype(np.float32))
+
+
 def test_experts_have_static_scales_of_their_own(tmp_path):
     tensors = {
         "experts.up_proj": codes((2, N, K)),
