@@ -113,6 +113,12 @@ def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
         if q.ndim > 2:  # experts as [K, N]
             return "channel", None
     found = f"of shape {shape} has a scale of shape {tuple(q.scale.shape)}"
+    if any(tile != 1 for tile in tiles[:-2]):
+        axes = dict(enumerate((*(1,) * (q.ndim - 2), *tiles[-2:])))
+        found = f"of shape {shape} has tiles {tiles}, across matrices of the stack"
+        needs = "files have scales for each matrix"
+        remedy = f"quantise it again with `tiled_axes={axes}`"
+        raise _refused(name, found, needs, remedy)
     needs = "weights are saved as [N, K] with a scale per tensor, row, block or group of a row"
     raise _refused(name, found, needs, "save the transposed weight, of [N, K]")
 

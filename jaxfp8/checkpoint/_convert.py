@@ -202,7 +202,7 @@ class _Plan:
     def _add_array(self, name: str) -> None:
         entry = self._checkpoint.entry(name)
         lazy = _Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
-        self.tensors[name] = Stored(lazy, entry.code, entry.shape)
+        self.tensors[name] = Stored(lazy, entry.code, entry.shape, is_array=True)
 
     def _add_weight(self, name: str, struct: QArray) -> None:
         if name in self._why:

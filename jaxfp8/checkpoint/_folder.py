@@ -13,7 +13,7 @@ import numpy as np
 from jaxfp8.checkpoint import _collector, _dtypes, _foreign, _gguf, _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
-from jaxfp8.checkpoint._header import Entry
+from jaxfp8.checkpoint._header import ARRAYS, Entry
 
 INDEX = "model.safetensors.index.json"
 # Diffusers and Mistral name it otherwise: "consolidated.safetensors.index.json".
@@ -42,6 +42,7 @@ class Folder:
       entries: all tensors by name, in the order of the files and of their data.
       quantization: the checkpoint's configuration of 8-bit weights; None without one.
       metadata: metadata of all files.
+      arrays: names of 8-bit arrays that are no weights, as their writer says.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,6 +58,7 @@ class Folder:
             self.metadata: dict[str, str] = {}
             for file in self.files.values():
                 self.metadata |= file.header.metadata
+            self.arrays = _arrays(self.files)
             self._place = place if place.is_dir() else place.parent
             mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
             said = _gguf.quantization_of(self.files)
@@ -201,6 +203,22 @@ def _entries(files: dict[str, File]) -> dict[str, Entry]:
                     file.path, entry.name, "is there twice", needs, "remove one of the files"
                 )
     return entries
+
+
+def _arrays(files: dict[str, File]) -> frozenset[str]:
+    texts = {path: file.header.metadata.get(ARRAYS, "[]") for path, file in files.items()}
+    return frozenset(name for path, text in texts.items() for name in _names_in(path, text))
+
+
+def _names_in(path: str, text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, list) and all(isinstance(name, str) for name in found):
+        return found
+    text = f"the metadata's {ARRAYS} is no list of names"
+    raise CheckpointError(path, "", text, "one is needed", "write the file again")
 
 
 def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, Entry]) -> None:

@@ -29,6 +29,8 @@ METADATA = "__metadata__"
 DIGEST = "jaxfp8.header"
 # The form identifies it too, so damage to its name does not hide damage to a tensor.
 _DIGEST_FORM = "sha256:"
+# Metadata of files written here: names of 8-bit arrays that are no weights, as JSON.
+ARRAYS = "jaxfp8.arrays"
 _FETCH = "fetch the file again"
 _OTHER = "fetch the file again, or name one that is safetensors"
 _FIELDS = {"dtype", "shape", "data_offsets"}

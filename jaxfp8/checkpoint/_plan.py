@@ -142,11 +142,14 @@ class _Planning:
             return entry.code == "I32"
         scales = group.get(_names.SCALE, ())
         if entry.code in FP8:
-            return bool(scales) or len(entry.shape) > 1 or not self._unscaled
+            is_plain = entry.name in self._folder.arrays
+            return bool(scales) or (not is_plain and (len(entry.shape) > 1 or not self._unscaled))
         if entry.code not in INTS:
             return False
         if any(_weight.serves(kind, entry) for kind, _ in scales):
             return True
+        if entry.name in self._folder.arrays:
+            return False
         # A table of bytes or a mask needs no scale; the weight of a layer named in the config does.
         module = _names.module_of(name)
         forms = self._form.forms(module) if _names.last(name) == "weight" else ()
@@ -165,8 +168,9 @@ class _Planning:
         if entry.code not in _dtypes.BY_CODE:
             needs, remedy = "no array of JAX holds it", _dtypes.remedy(entry.code)
             raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
-        like = self._like_a_scale(entry)
-        if entry.code in FP8 and not self._unscaled:
+        is_plain = entry.name in self._folder.arrays
+        like = None if is_plain else self._like_a_scale(entry)
+        if entry.code in FP8 and not (is_plain or self._unscaled):
             _weight.refuse_bare(entry, entry.name, like)
         if like is not None:
             sign = _names.sign(entry.name, like)
@@ -182,7 +186,7 @@ class _Planning:
 
     def _like_a_scale(self, entry: Entry) -> str | None:
         """A tensor beside codes that looks like their scale."""
-        is_codes = entry.code in (*FP8, *INTS)
+        is_codes = entry.code in _weight.EIGHT_BIT
         if not is_codes and not (entry.code in _WORDS and "weight" in _names.last(entry.name)):
             return None
         beside = self._by_module

@@ -25,8 +25,9 @@ from jaxfp8._value.qarray import QArray, check_qarray
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.tables import size
 from jaxfp8._value.transposed import TransposedArray
-from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _names, _write
+from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _header, _names, _write
 from jaxfp8.checkpoint._compressed import Held
+from jaxfp8.checkpoint._weight import EIGHT_BIT
 
 _SAVE = "jaxfp8.checkpoint.save"
 FORMATS = ("compressed-tensors",)
@@ -128,11 +129,13 @@ class Stored:
       array: the values; shape and dtype alone will do for a layout.
       code: the safetensors code of the dtype.
       shape: its shape.
+      is_array: whether it is an array of its own, no part of a weight.
     """
 
     array: Any
     code: str
     shape: Shape
+    is_array: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +202,8 @@ def _tensors(leaves: Mapping[str, Any], forms: Mapping[str, Held]) -> dict[str, 
         if isinstance(leaf, QArray):
             parts = stored(name, _even(leaf), forms[name])
         else:
-            parts = {name: Stored(leaf, code_of(name, np.dtype(leaf.dtype)), tuple(leaf.shape))}
+            code = code_of(name, np.dtype(leaf.dtype))
+            parts = {name: Stored(leaf, code, tuple(leaf.shape), is_array=True)}
         for part, array in parts.items():
             if part in tensors:
                 needs, remedy = "a name stands for one", "rename it"
@@ -307,7 +311,9 @@ def _write_file(
     path: pathlib.Path, tensors: dict[str, Stored], metadata: dict[str, str], done: Any
 ) -> list[Any]:
     kinds = [(name, tensor.code, tensor.shape) for name, tensor in tensors.items()]
-    first, entries = _write.layout(str(path), kinds, metadata)
+    arrays = [n for n, t in tensors.items() if t.is_array and t.code in EIGHT_BIT]
+    said = metadata | ({_header.ARRAYS: json.dumps(arrays)} if arrays else {})
+    first, entries = _write.layout(str(path), kinds, said)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         _write.write_at(descriptor, 0, first)

@@ -22,6 +22,7 @@ from jaxfp8.checkpoint._scheme import Format, Scheme
 Group = dict[str, list[tuple[Kind, Entry]]]
 
 INTS = ("I8", "U8")
+EIGHT_BIT = (*FP8, *INTS)
 # Roles of tensors that a weight needs alone.
 OWN = (_names.SHAPE, _names.ORDER, _names.LAYOUT, _names.ZERO_POINT)
 AGAIN = "fetch all files again"
@@ -31,7 +32,7 @@ _UNSCALED = f"pass `unscaled=True` if its values are meant as they are, or {RAW}
 _PAIR = (_names.CODES, _names.SCALE)
 _FLOAT32 = np.dtype(np.float32)
 _SCALES = ("F32", "F16", "BF16", *EXPONENTS)
-_CODES_OF = {"float": FP8, "int": INTS, "": (*FP8, *INTS)}
+_CODES_OF = {"float": FP8, "int": INTS, "": EIGHT_BIT}
 
 
 def item(

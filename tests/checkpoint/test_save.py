@@ -141,6 +141,43 @@ def test_what_is_saved_loads_with_equal_bytes_twice(tmp_path, q):
     same(checkpoint.load(tmp_path / "again"), loaded)
 
 
+PLAIN = {
+    "e4m3": some(ml_dtypes.float8_e4m3fn, 6, 8),
+    "e5m2 vector": some(ml_dtypes.float8_e5m2, 8),
+    "int8": some(np.int8, 6, 8),
+    "uint8": jnp.arange(6, dtype=jnp.uint8),
+    "e8m0": exponents(4),
+}
+
+
+@pytest.mark.parametrize("beside", [{}, {"a.absmax": W[0]}, {"b.weight": Q}], ids=list)
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("x", PLAIN.values(), ids=PLAIN.keys())
+def test_arrays_in_8_bits_without_scales_load_again(tmp_path, x, files, beside):
+    tree = {"a.weight": x, "c.bias": x.reshape(-1), **beside}
+    checkpoint.save(tmp_path / "m", tree, shard_bytes=1 if files > 1 else 1 << 30)
+    same(checkpoint.load(tmp_path / "m"), jax.tree.map(jnp.asarray, tree))
+    checkpoint.save(tmp_path / "m.safetensors", tree)
+    same(checkpoint.load(tmp_path / "m.safetensors"), jax.tree.map(jnp.asarray, tree))
+
+
+def test_codes_and_their_scale_as_two_arrays_are_a_weight(tmp_path):
+    checkpoint.save(tmp_path / "m", {"a.weight": Q.qvalue, "a.weight_scale": Q.scale})
+    same(checkpoint.load(tmp_path / "m"), {"a.weight": Q})
+
+
+def test_tiles_across_experts_are_refused_with_a_remedy(tmp_path):
+    w = R.normal(size=(4, 32, 64))
+    q = jaxfp8.quantize(w, tiled_axes={0: 2, 1: 16, 2: 16})
+    with pytest.raises(
+        ValueError, match=r"across matrices .*with `tiled_axes=\{0: 1, 1: 16, 2: 16\}`"
+    ):
+        checkpoint.save(tmp_path / "m", {"experts.up": q})
+    q = jaxfp8.quantize(w, tiled_axes={0: 1, 1: 16, 2: 16})
+    checkpoint.save(tmp_path / "m", {"experts.up": q})
+    same(checkpoint.load(tmp_path / "m"), {"experts.up": q})
+
+
 def test_codes_that_servers_cannot_hold_are_named_in_the_format(tmp_path):
     checkpoint.save(tmp_path / "m", {"a.weight": LOADED["e5m2"]})
     assert config_of(tmp_path / "m")["format"] == "float8_e5m2-quantized"
