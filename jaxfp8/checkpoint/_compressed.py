@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from jaxfp8._value.qarray import QArray
 from jaxfp8.checkpoint import _names
 
 _SAVE = "jaxfp8.checkpoint.save"
+# Activations in a server: a form, or words of a configuration as JSON.
+Inputs = Quantization | str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +129,7 @@ def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
 def config(
     weights: Mapping[str, Held],
     wide: Iterable[str],
-    activations: Mapping[str, Quantization | None],
+    activations: Mapping[str, Inputs | None],
     static: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The quantization_config.
@@ -134,10 +137,11 @@ def config(
     Args:
       weights: the form of each 8-bit weight, by name.
       wide: names of the modules kept in floats.
-      activations: the form of each one's activations in a server; None keeps floats.
+      activations: the form of each one's activations in a server, or its words as JSON; None keeps
+        floats.
       static: modules with a static scale of their input.
     """
-    kinds: dict[tuple[Held, Quantization | None], list[str]] = {}
+    kinds: dict[tuple[Held, Inputs | None], list[str]] = {}
     for name, how in weights.items():
         kinds.setdefault((how, activations[name]), []).append(_names.module_of(name))
     wide = set(wide)
@@ -154,7 +158,7 @@ def config(
         }
         for place, ((how, activation), modules) in enumerate(kinds.items())
     }
-    formats = {format_of(how) for how, _ in kinds}
+    formats = {format_of(how) for how, _ in kinds} or {"dense"}
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
@@ -207,9 +211,9 @@ def _scale_dtype(how: Held) -> str:
     return "torch.uint8" if how.is_mx else f"torch.{dtypes.E8M0.name}"
 
 
-def _activations(activation: Quantization | None, static: bool) -> dict[str, Any] | None:
-    if activation is None:
-        return None
+def _activations(activation: Inputs | None, static: bool) -> dict[str, Any] | None:
+    if activation is None or isinstance(activation, str):
+        return None if activation is None else json.loads(activation)
     strategy, size = str(activation.granularity), None
     if isinstance(activation.granularity, tuple):
         strategy, size = "group", activation.granularity[0]

@@ -20,7 +20,6 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes import recipes
-from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._value import dtypes
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.qarray import QArray
@@ -29,7 +28,6 @@ from jaxfp8.checkpoint import (
     _compressed,
     _dtypes,
     _folder,
-    _formats,
     _gguf_names,
     _kept,
     _names,
@@ -37,9 +35,8 @@ from jaxfp8.checkpoint import (
     _save,
     _write,
 )
-from jaxfp8.checkpoint._compressed import Held
+from jaxfp8.checkpoint._compressed import Held, Inputs
 from jaxfp8.checkpoint._errors import CheckpointError
-from jaxfp8.checkpoint._inspect import CheckpointSummary
 from jaxfp8.checkpoint._load import Checkpoint
 from jaxfp8.checkpoint._save import Stored
 
@@ -102,12 +99,12 @@ def convert(
         _quantize.copy_others(source, made)
 
     with Checkpoint(src, sharding=cpu) as checkpoint:
-        summary, said = checkpoint.summary(), checkpoint.config()
+        said = checkpoint.config()
         if checkpoint.is_gguf and not said:
             needs = "servers need Hugging Face's names"
             remedy = "convert the model's safetensors files instead"
-            raise CheckpointError(src, "", f"the file is {summary.format}", needs, remedy)
-        plan = _Plan(checkpoint, summary, said, floats)
+            raise CheckpointError(src, "", f"the file is {checkpoint.format.name}", needs, remedy)
+        plan = _Plan(checkpoint, floats)
         config = {key: x for key, x in said.items() if key not in _folder.QUANTIZATIONS}
         _save.save_folder(place, plan.tensors, plan.quantization(), config, shard_bytes, add)
     return Changes(rows=tuple(plan.rows))
@@ -129,16 +126,12 @@ class _Plan:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        summary: CheckpointSummary,
-        config: Mapping[str, Any],
         floats: bool,
     ) -> None:
         self._checkpoint, self._floats = checkpoint, floats
-        self._said = config.get(_folder.QUANTIZATION) or {}
         self._last: tuple[str, Any] = ("", None)
         shapes = {name: checkpoint.shape(name) for name in checkpoint}
         weights = {n: x for n, x in shapes.items() if isinstance(x, QArray)}
-        self._notes = {row.path: row.note for row in summary.rows}
         self._forms = _compressed.forms(weights)
         self._why = self._why_in_floats(shapes)
         self._inputs = self._activations(shapes)
@@ -151,14 +144,24 @@ class _Plan:
                 self._add_array(name)
 
     def quantization(self) -> dict[str, Any] | None:
-        """The quantization_config; None without weights in 8 bits."""
-        if not self._forms:
+        """The quantization_config; None without anything in 8 bits.
+
+        Raises:
+          CheckpointError: servers do not hold the cache of attention so.
+        """
+        cache = self._checkpoint.format.cache
+        if isinstance(cache, str):
+            needs = "servers hold caches in FP8"
+            remedy = "remove the key, and the cache stays in floats"
+            found = f"kv_cache_quant_algo is {cache!r}"
+            raise CheckpointError(self._checkpoint.path, "", found, needs, remedy)
+        if not self._forms and not cache:
             return None
         static = [name for name in self.tensors if _names.last(name) == "input_scale"]
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         wide = _save.wide_modules(shapes, self._forms)
-        cache = {"kv_cache_scheme": self._said.get("kv_cache_scheme")}
-        return _compressed.config(self._forms, wide, self._inputs, static) | cache
+        made = _compressed.config(self._forms, wide, self._inputs, static)
+        return {**made, "kv_cache_scheme": cache}
 
     def _why_in_floats(self, shapes: dict[str, Any]) -> dict[str, str]:
         """By weight, why servers cannot hold it; these leave the forms.
@@ -178,29 +181,35 @@ class _Plan:
             del self._forms[name]
         return found
 
-    def _activations(self, shapes: dict[str, Any]) -> dict[str, Quantization | None]:
+    def _activations(self, shapes: dict[str, Any]) -> dict[str, Inputs | None]:
         """By weight, the source's treatment of its input in a server."""
-        found: dict[str, Quantization | None] = {}
+        found: dict[str, Inputs | None] = {}
         for name, form in self._forms.items():
-            note = self._notes[name]
+            item = self._checkpoint.item(name)
+            if item.inputs:
+                found[name] = item.inputs
+                continue
+            note = item.activations
             scale = _names.joined(_names.module_of(name), "input_scale")
             how = recipes.FP8_BLOCK if form.strategy == "block" else _DYNAMIC[form.kind]
             inputs: Any = how.activation
             if scale in shapes and note.startswith(("static", "per tensor")):
                 inputs = dataclasses.replace(inputs, granularity="tensor", static=True)
-            if note.endswith(_formats.ASYMMETRIC) and form.kind == "int":
-                inputs = dataclasses.replace(inputs, symmetric=False)
             found[name] = None if note in ("", "floats") or form.is_mx else inputs
         return found
 
     def _is_unused_scale(self, name: str) -> bool:
         """Whether it is the scale of inputs with dynamic scales."""
-        weight = _names.joined(_names.module_of(name), "weight")
-        inputs = self._inputs.get(weight)
-        return _names.last(name) == "input_scale" and not (inputs is not None and inputs.static)
+        if _names.last(name) != "input_scale":
+            return False
+        inputs = self._inputs.get(_names.joined(_names.module_of(name), "weight"))
+        if inputs is None:
+            return True
+        is_static = '"dynamic": false' in inputs if isinstance(inputs, str) else inputs.static
+        return not is_static
 
     def _add_array(self, name: str) -> None:
-        entry = self._checkpoint.entry(name)
+        entry = self._checkpoint.item(name).value.entry
         lazy = _Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
         self.tensors[name] = Stored(lazy, entry.code, entry.shape, is_array=True)
 

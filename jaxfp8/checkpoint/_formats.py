@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +14,6 @@ _PUBLISHED = "load a version of the model in 8 bits, or `jaxfp8.checkpoint.quant
 _AGAIN = "fetch config.json again"
 
 BY_TENSORS = "by its tensors"
-# Of activations with a zero point.
-ASYMMETRIC = "asymmetric"
 _UNSTATED = Format(name=BY_TENSORS, schemes=(Scheme(zero_point=True),))
 _SKIP_KEYS = (
     "ignore",
@@ -50,7 +49,16 @@ def read(config: Mapping[str, Any] | None, path: str) -> Format:
     row, keys = _METHODS[name]
     _check_keys(config, (*_COMMON_KEYS, *_SKIP_KEYS, *keys), path, name)
     skipped, key = _skip_list(config, path)
-    return dataclasses.replace(row(config, path), skipped=skipped, skip_key=key)
+    form = row(config, path)
+    return dataclasses.replace(form, skipped=skipped, skip_key=key, cache=_cache(config))
+
+
+def _cache(config: Mapping[str, Any]) -> Mapping[str, Any] | str | None:
+    """The form of attention's cache. ModelOpt names it, or leaves out what servers ask for."""
+    said, name = config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")
+    if said or str(name).upper() == "FP8":
+        return {**_FP8_CACHE, **_dict(said)}
+    return str(name) if name else None
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +101,7 @@ def _compressed_tensors(config: Mapping[str, Any], path: str) -> Format:
         needs = "weights that are not sparse are read"
         raise CheckpointError(path, "", f"the weights are {sparsity!r}", needs, _PUBLISHED)
     groups = config.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
+    if not isinstance(groups, dict) or not (groups or config.get("kv_cache_scheme")):
         raise CheckpointError(
             path, "", f"config_groups is {groups!r}", "config_groups are needed", _AGAIN
         )
@@ -126,8 +134,10 @@ def _group(name: str, group: Any, path: str) -> Scheme:
     size = weights.get("block_structure") if strategy == "block" else [1, weights.get("group_size")]
     blocks = strategy in ("block", "group")
     static = bool(inputs) and inputs.get("dynamic") is False
+    bits, numbers = inputs.get("num_bits", 8), inputs.get("type") or kind
     how = f"{'static' if static else 'dynamic'}, per {inputs.get('strategy')}"
-    how += f", {ASYMMETRIC}" if inputs.get("symmetric") is False else ""
+    how += ", asymmetric" if inputs.get("symmetric") is False else ""
+    how += f", in {bits}-bit {numbers}" if (bits, numbers) != (8, kind) else ""
     targets, classes = _targets(group.get("targets"), path)
     return Scheme(
         kind=str(kind),
@@ -137,6 +147,7 @@ def _group(name: str, group: Any, path: str) -> Scheme:
         # "weight" and "static" sorted columns before and put them back: groups are neighbours.
         ordered=weights.get("actorder") in (True, "group", "dynamic"),
         activations=how if inputs else "floats",
+        inputs=json.dumps(inputs, sort_keys=True) if inputs else "",
         static=static,
         targets=targets,
         classes=classes,
@@ -265,6 +276,13 @@ def _dict(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+_FP8_CACHE = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "symmetric": True,
+    "dynamic": False,
+}
 _SMOOTHED = "load an export without SmoothQuant or AWQ, such as ModelOpt's FP8 or W8A16"
 _MIXED = "MIXED_PRECISION"
 _MX = Scheme(kind="float", granularity="block", block=(1, 32), activations="dynamic, per 32")

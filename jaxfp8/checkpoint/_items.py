@@ -48,6 +48,7 @@ class Item(NamedTuple):
       tiles: as a `QArray` states them.
       granularity: of the scale, in words; "" for an array.
       activations: the checkpoint's treatment of the layer's input, in words.
+      inputs: the same in the words of compressed-tensors, as JSON; "" for other writers.
       reason: why an array is no 8-bit weight; "" for an 8-bit weight.
       writer: the program that names tensors so; "" for several.
     """
@@ -59,6 +60,7 @@ class Item(NamedTuple):
     tiles: tuple[int | None, ...] | None = None
     granularity: str = ""
     activations: str = ""
+    inputs: str = ""
     reason: str = ""
     writer: str = ""
 

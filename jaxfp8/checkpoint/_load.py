@@ -18,11 +18,11 @@ from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
-from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._inspect import CheckpointSummary, summary
 from jaxfp8.checkpoint._items import Item
 from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._read import Shardings, Transfers, read
+from jaxfp8.checkpoint._scheme import Format
 
 
 class Checkpoint(Mapping[str, "jax.Array | QArray"]):
@@ -104,6 +104,11 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         return self._folder.config()
 
     @property
+    def format(self) -> Format:
+        """The configuration of 8-bit weights."""
+        return self._format
+
+    @property
     def is_gguf(self) -> bool:
         """Whether the files are GGUF."""
         return self._folder.is_gguf
@@ -112,9 +117,9 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         """Bytes in the files of the entry under a name, its scale included."""
         return self._items[name].nbytes
 
-    def entry(self, name: str) -> Entry:
-        """The tensor of the file under a name: of an 8-bit weight, its codes."""
-        return self._items[name].value.entry
+    def item(self, name: str) -> Item:
+        """The tensors of the file under a name, and their meaning."""
+        return self._items[name]
 
     def raw(self, name: str) -> np.ndarray:
         """The values of a tensor as the file has them, on the host; `name` is the file's."""

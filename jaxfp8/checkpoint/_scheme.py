@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 from jaxfp8.checkpoint import _names
 from jaxfp8.checkpoint._patterns import Patterns
@@ -22,6 +24,8 @@ class Scheme:
       zero_point: whether there may be zero points.
       ordered: whether groups along K need a tensor with their order.
       activations: the treatment of activations in a server, in words.
+      inputs: the configuration of activations in the words of compressed-tensors, as JSON; "" for
+        other writers.
       static: whether a static scale of the activations is required.
       targets: modules with this form, as patterns; () for all.
       classes: classes of layers with this form. Tensors do not tell their class, so each such form
@@ -35,6 +39,7 @@ class Scheme:
     zero_point: bool = False
     ordered: bool = False
     activations: str = ""
+    inputs: str = ""
     static: bool = False
     targets: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
@@ -49,12 +54,15 @@ class Format:
       schemes: forms of weights. Those with the module among their targets come before the others.
       skipped: modules kept in floats, as patterns.
       skip_key: the key of this list in the configuration.
+      cache: the form of attention's cache in the words of compressed-tensors, or the name of a form
+        without such words; None for floats.
     """
 
     name: str
     schemes: tuple[Scheme, ...]
     skipped: tuple[str, ...] = ()
     skip_key: str = "ignore"
+    cache: Mapping[str, Any] | str | None = None
 
     @functools.cached_property
     def _targeted(self) -> list[tuple[Patterns, Scheme]]:

@@ -87,7 +87,8 @@ def item(
         zero = _zero_point(value, scheme, scale[1], found.shape, group, folder)
     part = Part(scale[1], found.dtype, found.shape, scale[0].decode)
     writer = scale[0].writer or kind.writer
-    return Item(name, value, part, zero, found.tiles, found.words, scheme.activations, "", writer)
+    inputs = (scheme.activations, scheme.inputs)
+    return Item(name, value, part, zero, found.tiles, found.words, *inputs, writer=writer)
 
 
 def _value(kind: Kind, entry: Entry, group: Group, folder: Folder) -> Part:
@@ -138,7 +139,7 @@ def _one(entry: Entry, found: list[tuple[Kind, Entry]], what: str) -> tuple[Kind
 def _unscaled(name: str, value: Part) -> Item:
     """Codes as values: their scale is 1."""
     one = Part(value.entry, _FLOAT32, (), "one")
-    return Item(name, value, one, None, None, "none in the file: 1", "not stated", "", "")
+    return Item(name, value, one, None, None, "none in the file: 1", "not stated")
 
 
 def _forms(value: Part, name: str, form: Format) -> tuple[Scheme, ...]:

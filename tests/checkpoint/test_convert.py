@@ -134,8 +134,50 @@ def test_zero_points_of_inputs_and_the_cache_are_still_said(tmp_path, dynamic):
     said = config_of(tmp_path / "dst")
     (got,) = said["config_groups"].values()
     assert got["input_activations"].items() >= group["input_activations"].items()
-    assert said["kv_cache_scheme"] == config["kv_cache_scheme"]
+    assert said["kv_cache_scheme"].items() >= config["kv_cache_scheme"].items()
     assert set(tensors_of(tmp_path / "dst")) == set(tensors)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"num_bits": 4, "type": "int", "strategy": "token", "dynamic": True},
+        {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 4, "dynamic": True},
+    ],
+    ids=["4 bits", "FP8", "groups"],
+)
+def test_activations_are_in_the_words_of_the_source(tmp_path, inputs):
+    tensors = {"up.weight": codes((6, 8), np.int8), "up.weight_scale": scales((6, 1))}
+    config = compressed("channel", "int")
+    config["config_groups"]["group_0"]["input_activations"] = inputs
+    src = folder(tmp_path / "src", tensors, config)
+    checkpoint.convert(src, tmp_path / "dst")
+    (group,) = config_of(tmp_path / "dst")["config_groups"].values()
+    assert group["input_activations"] == inputs and group["format"] == "int-quantized"
+
+
+KV = {"k_proj.k_scale": scales(()), "v_proj.v_scale": scales(())}
+
+
+@pytest.mark.parametrize("weights", ["FP8", None])
+def test_the_cache_of_modelopt_is_said_or_refused(tmp_path, weights):
+    tensors = {"up.weight": codes((6, 8)), "up.weight_scale": scales(()), **KV}
+    if weights is None:
+        tensors = {"up.weight": scales((6, 8)), **KV}
+    said = {"quant_algo": weights, "kv_cache_quant_algo": "FP8"}
+    src = folder(tmp_path / "src", tensors)
+    (src / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    checkpoint.convert(src, tmp_path / "dst")
+    cache = config_of(tmp_path / "dst")["kv_cache_scheme"]
+    assert cache["num_bits"] == 8 and cache["type"] == "float" and cache["symmetric"]
+    assert set(checkpoint.load(tmp_path / "dst")) == set(checkpoint.load(src))
+    checkpoint.convert(tmp_path / "dst", tmp_path / "again")
+    assert config_of(tmp_path / "again")["kv_cache_scheme"] == cache
+    said["kv_cache_quant_algo"] = "NVFP4"
+    (src / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    with pytest.raises(CheckpointError, match="'NVFP4', but servers hold caches in FP8; remove"):
+        checkpoint.convert(src, tmp_path / "other")
 
 
 def test_zero_points_past_int8_are_refused(tmp_path):
