@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ from jaxfp8.checkpoint import (
 from jaxfp8.checkpoint._compressed import Held, Inputs
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._load import Checkpoint
-from jaxfp8.checkpoint._save import Stored
+from jaxfp8.checkpoint._stored import Lazy, Stored, stored
 
 _OPERATION = "jaxfp8.checkpoint.convert"
 _FLOAT = _dtypes.BY_CODE["BF16"]
@@ -108,16 +108,6 @@ def convert(
         config = {key: x for key, x in said.items() if key not in _folder.QUANTIZATIONS}
         _save.save_folder(place, plan.tensors, plan.quantization(), config, shard_bytes, add)
     return Changes(rows=tuple(plan.rows))
-
-
-class _Lazy:
-    """An array, made at the request for its values."""
-
-    def __init__(self, shape: Shape, dtype: np.dtype, make: Callable[[], np.ndarray]) -> None:
-        self.shape, self.dtype, self._make = shape, dtype, make
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self._make(), dtype)
 
 
 class _Plan:
@@ -210,7 +200,7 @@ class _Plan:
 
     def _add_array(self, name: str) -> None:
         entry = self._checkpoint.item(name).value.entry
-        lazy = _Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
+        lazy = Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
         self.tensors[name] = Stored(lazy, entry.code, entry.shape, is_array=True)
 
     def _add_weight(self, name: str, struct: QArray) -> None:
@@ -222,7 +212,7 @@ class _Plan:
             *(self._part(name, part, form, struct) for part in ("qvalue", "scale", "zero_point")),
             tiles=struct.tiles,
         )
-        made = _packed(name, lazies, form) if form.packed else _save.stored(name, lazies, form)
+        made = stored(name, lazies, form)
         self.tensors |= made
         how = f"{_compressed.format_of(form)}, {form.strategy}"
         self._note(name, struct, struct.qvalue.dtype, made, how)
@@ -238,7 +228,7 @@ class _Plan:
         def widened() -> np.ndarray:
             return np.asarray(dequantize(self._read(name), jnp.bfloat16))
 
-        lazy = _Lazy(struct.shape, _FLOAT, widened)
+        lazy = Lazy(struct.shape, _FLOAT, widened)
         self.tensors[name] = Stored(lazy, "BF16", struct.shape)
         self._note(name, struct, _FLOAT, {name: self.tensors[name]}, f"in floats: {why}")
 
@@ -278,7 +268,7 @@ class _Plan:
                 raise CheckpointError(self._checkpoint.path, name, found, needs, _QUANTISE)
             return np.broadcast_to(values.astype(dtype, copy=False), shape)
 
-        return _Lazy(shape, dtype, make)
+        return Lazy(shape, dtype, make)
 
     def _read(self, name: str) -> Any:
         """A weight; the last one is kept, for its scale and its zero point."""
@@ -302,31 +292,3 @@ def _why_not(name: str, shape: Shape, form: Held, kept: Mapping[str, str]) -> st
     if form.kind == "float" and form.strategy == "group" and not form.is_mx:
         return "whose groups of e4m3 servers do not hold"
     return ""
-
-
-def _packed(name: str, q: QArray, form: Held) -> dict[str, Stored]:
-    """The tensors of an int8 weight [N, K] with four codes in an int32."""
-    rows, depth = q.shape
-    shape = (rows, -(-depth // _dtypes.IN_A_WORD))
-    words = _Lazy(shape, np.dtype(np.int32), lambda: _words(q.qvalue))
-    values = np.asarray(q.shape, np.int64)
-    made = {
-        f"{name}_packed": Stored(words, "I32", shape),
-        f"{name}_shape": Stored(values, "I64", values.shape),
-    }
-    parts = _save.stored(name, q, form)
-    made[f"{name}_scale"] = parts[f"{name}_scale"]
-    zero = q.zero_point
-    if zero is not None:  # packed along N
-        shape = (-(-zero.shape[0] // _dtypes.IN_A_WORD), zero.shape[1])
-        lazy = _Lazy(shape, np.dtype(np.int32), lambda: _words(np.asarray(zero).T).T)
-        made[f"{name}_zero_point"] = Stored(lazy, "I32", shape)
-    return made
-
-
-def _words(codes: Any) -> np.ndarray:
-    """int8 codes, each plus 128, four in a word, the first in the lowest byte."""
-    bytes_ = np.asarray(codes).view(np.uint8) ^ np.uint8(_dtypes.SIGN)
-    missing = -bytes_.shape[-1] % _dtypes.IN_A_WORD
-    padded = np.pad(bytes_, [(0, 0), (0, missing)]) if missing else bytes_
-    return np.ascontiguousarray(padded).view("<i4")

@@ -36,6 +36,7 @@ from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
+from jaxfp8.checkpoint._stored import Stored, on_host, stored
 
 _OPERATION = "jaxfp8.checkpoint.quantize"
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
@@ -152,6 +153,8 @@ class _Job:
         }
         structs = {name: weight.struct for name, weight in self._weights.items()}
         self._forms = _compressed.forms(structs, _save.block_of(recipe))
+        if _save.activation_of(recipe) is None:
+            self._forms = {n: _save.packed(n, structs[n], f) for n, f in self._forms.items()}
         wide = _save.wide_modules(_shapes(folder.entries), self._forms)
         inputs = dict.fromkeys(self._forms, _save.activation_of(recipe))
         self._config = _compressed.config(self._forms, wide, inputs) if self._forms else None
@@ -237,11 +240,12 @@ class _Job:
         if entry.name not in self._weights:
             yield entry.name, entry.code, entry.shape
             return
-        for name, part in self._stored(entry.name).items():
+        struct = self._weights[entry.name].struct
+        for name, part in self._stored(struct, entry.name).items():
             yield name, part.code, part.shape
 
-    def _stored(self, name: str) -> dict[str, _save.Stored]:
-        return _save.stored(name, self._weights[name].struct, self._forms[name])
+    def _stored(self, q: QArray, name: str) -> dict[str, Stored]:
+        return stored(name, q, self._forms[name])
 
     def _tensor(
         self, descriptor: int, file: File, entry: Entry, entries: dict[str, Entry]
@@ -254,18 +258,22 @@ class _Job:
         errors: list[accuracy.Error] = []
         scales: list[Any] = []
         zeros: list[Any] = []
-        at = entries[entry.name].start
+        struct = self._weights[entry.name].struct
+        codes, *others = self._stored(struct, entry.name)
+        at = entries[codes].start
         for values, q in self._quantized(file, entry):
-            at += _write.write_at(descriptor, at, _save.on_host(q.qvalue))
+            rows = self._stored(q, entry.name)[codes].array
+            at += _write.write_at(descriptor, at, on_host(rows))
             errors.append(accuracy.error(values, dequantize(q, jnp.float32)))
-            scales.append(_save.on_host(q.scale))
-            zeros.append(None if q.zero_point is None else _save.on_host(q.zero_point))
-        parts = list(self._stored(entry.name))
-        small: tuple[list[Any], ...] = (scales, zeros)
-        for name, pieces in zip(parts[1:], small, strict=False):
-            shape = entries[name].shape
-            whole = pieces[0] if math.prod(shape) == 1 else np.concatenate(pieces)
-            _write.write_at(descriptor, entries[name].start, whole)
+            scales.append(on_host(q.scale))
+            zeros.append(None if q.zero_point is None else on_host(q.zero_point))
+        is_one = math.prod(struct.scale.shape) == 1
+        scale: Any = scales[0] if is_one else np.concatenate(scales)
+        zero: Any = zeros[0] if is_one or zeros[0] is None else np.concatenate(zeros)
+        whole = QArray(struct.qvalue, scale, zero, tiles=struct.tiles)
+        parts = self._stored(whole, entry.name)
+        for name in others:
+            _write.write_at(descriptor, entries[name].start, on_host(parts[name].array))
         after = sum(entries[name].nbytes for name in parts)
         return dataclasses.replace(
             _left(entry, ""),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._value import dtypes
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
@@ -25,8 +24,9 @@ from jaxfp8._value.qarray import QArray, check_qarray
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.tables import size
 from jaxfp8._value.transposed import TransposedArray
-from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _header, _names, _write
+from jaxfp8.checkpoint import _compressed, _folder, _header, _names, _write
 from jaxfp8.checkpoint._compressed import Held
+from jaxfp8.checkpoint._stored import Stored, code_of, on_host, stored
 from jaxfp8.checkpoint._weight import EIGHT_BIT
 
 _SAVE = "jaxfp8.checkpoint.save"
@@ -55,7 +55,8 @@ def save(
         in its metadata.
       tree: arrays and `QArray`s by name, of torch's orientation [N, K]; names of nested mappings
         are joined with dots. A weight "layer.weight" is stored with "layer.weight_scale" and with
-        "layer.weight_zero_point", if it has one.
+        "layer.weight_zero_point", if it has one. Beside float activations, int8 by row or by group
+        is "layer.weight_packed", four codes in an int32: servers take no other form.
       format: "compressed-tensors".
       config: the model's config.json, as a mapping, a file or a folder with it; a
         `quantization_config` is put into it.
@@ -121,60 +122,6 @@ def wide_modules(shapes: Mapping[str, Shape], forms: Container[str]) -> list[str
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """One tensor of a file: an array, and dtype and shape in the file.
-
-    Attributes:
-      array: the values; shape and dtype alone will do for a layout.
-      code: the safetensors code of the dtype.
-      shape: its shape.
-      is_array: whether it is an array of its own, no part of a weight.
-    """
-
-    array: Any
-    code: str
-    shape: Shape
-    is_array: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        return int(np.prod(self.shape, dtype=object)) * _dtypes.BY_CODE[self.code].itemsize
-
-
-def stored(name: str, q: QArray, form: Held) -> dict[str, Stored]:
-    """The tensors of a weight by name, as servers have them."""
-    parts = {name: q.qvalue, f"{name}_scale": q.scale}
-    if q.zero_point is not None:
-        parts[f"{name}_zero_point"] = q.zero_point
-    made = {}
-    for part, array in parts.items():
-        code, shape = code_of(part, np.dtype(array.dtype)), tuple(array.shape)
-        if part != name and math.prod(shape) == 1:
-            shape = (1, 1) if form.strategy == "block" else (1,)
-        code = "U8" if form.is_mx and code == "F8_E8M0" else code
-        made[part] = Stored(array, code, shape)
-    return made
-
-
-def code_of(name: str, dtype: np.dtype) -> str:
-    """The safetensors code of a dtype.
-
-    Raises:
-      TypeError: safetensors has no code for it.
-    """
-    if dtype not in _dtypes.CODES:
-        needs = f"safetensors holds {', '.join(d.name for d in _dtypes.CODES)}"
-        raise TypeError(message(_SAVE, f"`{name}`", f"has dtype {dtype}", needs, "convert it"))
-    return _dtypes.CODES[dtype]
-
-
-def on_host(array: Any) -> np.ndarray:
-    """The values of an array, on the host."""
-    return np.asarray(jax.device_get(array))
-
-
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, leaf in tree.items():
         path = f"{prefix}{name}"
@@ -224,7 +171,23 @@ def _even(q: QArray) -> QArray:
 
 def _forms(leaves: Mapping[str, Any], recipe: Recipe | None) -> dict[str, Held]:
     weights = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, QArray)}
-    return _compressed.forms(weights, block_of(recipe))
+    forms = _compressed.forms(weights, block_of(recipe))
+    if activation_of(recipe) is not None:
+        return forms
+    return {name: packed(name, weights[name], form) for name, form in forms.items()}
+
+
+def packed(name: str, q: QArray, form: Held) -> Held:
+    """The form of a weight beside activations in floats: int8 codes by row or by group in words."""
+    zero = q.zero_point
+    is_packed = (
+        is_linear(name, q.shape)
+        and form.dtype == dtypes.EIGHT_BIT_INTS[0]
+        and form.strategy in ("channel", "group")
+        and (zero is None or zero.dtype == form.dtype)
+        and 0 not in q.shape
+    )
+    return dataclasses.replace(form, packed=is_packed)
 
 
 def block_of(recipe: Recipe | None) -> tuple[int, int] | None:

@@ -61,6 +61,18 @@ def test_codes_and_scales_are_those_of_quantize(source, tmp_path, monkeypatch, r
         np.testing.assert_array_equal(jaxfp8.dequantize(got), jaxfp8.dequantize(q))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "form"),
+    [(jaxfp8.INT8_W8A16, "pack"), (jaxfp8.INT8_DYNAMIC, "int"), (jaxfp8.FP8_W8A16, "float")],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_int8_beside_floats_is_in_words(source, tmp_path, recipe, form):
+    """Servers take it in no other form."""
+    checkpoint.quantize(source, tmp_path / "new", recipe)
+    config = json.loads((tmp_path / "new" / "config.json").read_text())["quantization_config"]
+    assert config["format"] == f"{form}-quantized"
+
+
 def test_report_has_the_error_of_each_weight(source, tmp_path):
     report = checkpoint.quantize(source, tmp_path / "new", jaxfp8.FP8_DYNAMIC)
     q = jaxfp8.quantize(W, channelwise_axes=(0,))

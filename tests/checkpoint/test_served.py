@@ -33,6 +33,7 @@ def exponents(*shape):
 def saved():
     """Trees and recipes by name."""
     recipes = [jaxfp8.FP8_BLOCK, jaxfp8.FP8_DYNAMIC, jaxfp8.INT8_DYNAMIC, jaxfp8.INT8_ASYMMETRIC]
+    recipes += [jaxfp8.FP8_W8A16, jaxfp8.INT8_W8A16]
     for recipe in recipes:
         weights = [recipe.quantize_weight(floats(*s), contracting=(1,)) for s in SHAPES]
         yield recipe.name, {f"{i}.weight": w for i, w in enumerate(weights)}, recipe
@@ -46,6 +47,8 @@ def saved():
     yield "names within names", clash, None
     groups = jaxfp8.quantize(floats(6, 64), jnp.int8, channelwise_axes=(0,), tiled_axes={1: 32})
     yield "groups", {"a.weight": groups}, None
+    zero = jaxfp8.quantize(floats(7, 10), jnp.int8, channelwise_axes=(0,), zero_point=True)
+    yield "zero points beside floats", {"a.weight": zero}, None
 
 
 def sources(place):
@@ -68,6 +71,9 @@ def test_servers_see_the_same_numbers(tmp_path):
     for name, tree, recipe in saved():
         checkpoint.save(tmp_path / name, tree, recipe=recipe)
         wanted[name] = tree
+    checkpoint.save(tmp_path / "floats", {"a.weight": floats(301, 50)})
+    checkpoint.quantize(tmp_path / "floats", tmp_path / "quantised", jaxfp8.INT8_W8A16)
+    wanted["quantised"] = checkpoint.load(tmp_path / "quantised")
     for name, source in sources(tmp_path):
         checkpoint.convert(source, tmp_path / name)
         wanted[name] = checkpoint.load(source)
