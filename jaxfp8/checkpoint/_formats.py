@@ -10,6 +10,7 @@ from typing import Any
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._scheme import Format, Scheme
 
+_READ = "load a version of the model in one of them, or `jaxfp8.checkpoint.quantize` the float one"
 _PUBLISHED = "load a version of the model in 8 bits, or `jaxfp8.checkpoint.quantize` the float one"
 _AGAIN = "fetch config.json again"
 
@@ -41,11 +42,13 @@ def read(config: Mapping[str, Any] | None, path: str) -> Format:
         method = "modelopt"
     if method is None and "qformat_weight" in config:
         method = "mistral"
+    if method is None and config.keys() >= {"bits", "group_size"}:
+        method = "mlx"
     name = str(method).lower()
     if name not in _METHODS:
         other = f", the format of {_OTHERS[name]}" if name in _OTHERS else ""
         found = f"the quantization_config has quant_method {method!r}{other}"
-        raise CheckpointError(path, "", found, f"one of {', '.join(_METHODS)} is read", _PUBLISHED)
+        raise CheckpointError(path, "", found, f"one of {', '.join(_METHODS)} is read", _READ)
     row, keys = _METHODS[name]
     _check_keys(config, (*_COMMON_KEYS, *_SKIP_KEYS, *keys), path, name)
     skipped, key = _skip_list(config, path)
@@ -189,6 +192,12 @@ def _fp8(config: Mapping[str, Any], path: str) -> Format:
     return Format(name="fp8 (Mistral, AutoFP8)", schemes=(form,))
 
 
+def _blockwise_int8(config: Mapping[str, Any], path: str) -> Format:
+    block = _block(config.get("weight_block_size"), path)
+    form = Scheme(kind="int", granularity="block", block=block, activations="dynamic")
+    return Format(name="blockwise_int8 (SGLang)", schemes=(form,))
+
+
 def _mistral(config: Mapping[str, Any], path: str) -> Format:
     """Of the params.json beside Mistral's own files."""
     form, act = config.get("qformat_weight"), config.get("qscheme_act")
@@ -287,6 +296,7 @@ _SMOOTHED = "load an export without SmoothQuant or AWQ, such as ModelOpt's FP8 o
 _MIXED = "MIXED_PRECISION"
 _MX = Scheme(kind="float", granularity="block", block=(1, 32), activations="dynamic, per 32")
 _FP8_CHANNEL = Scheme(kind="float", granularity="channel", activations="dynamic, per token")
+_INT8_CHANNEL = dataclasses.replace(_FP8_CHANNEL, kind="int")
 # transformers stores the experts of Llama 4 as [E, K, N], and scales as [E, 1, N] or [E, N, 1].
 _FBGEMM = dataclasses.replace(_FP8_CHANNEL, columns=True)
 _FP8_BLOCK = Scheme(kind="float", granularity="block", block=(128, 128), activations="floats")
@@ -373,6 +383,9 @@ _METHODS: dict[str, tuple[Callable[[Mapping[str, Any], str], Format], tuple[str,
         ),
     ),
     "fbgemm_fp8": (_plain("fbgemm_fp8", _FBGEMM), ("activation_scale_ub",)),
+    "w8a8_int8": (_plain("w8a8_int8 (SGLang)", _INT8_CHANNEL), ("activation_scheme",)),
+    "w8a8_fp8": (_plain("w8a8_fp8 (SGLang)", _FP8_CHANNEL), ("activation_scheme",)),
+    "blockwise_int8": (_blockwise_int8, ("weight_block_size", "activation_scheme")),
     "torchao": (
         _plain("torchao", Scheme(zero_point=True)),
         (
@@ -418,5 +431,6 @@ _OTHERS = {
     "fp_quant": "FP-Quant",
     "bitnet": "BitNet",
     "metal": "MLX",
+    "mlx": "MLX",
     "sinq": "SINQ",
 }

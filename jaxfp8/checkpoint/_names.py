@@ -100,7 +100,13 @@ _OF_CACHE = re.compile(r"(.+_)?(q|k|v|kv|qk|kv_cache|prob|prob_output)_scale")
 _TABLE = re.compile(r".*embed.*|wte|wpe")
 # Words in the names of scales, zero points and tables, of formats known here or not.
 _SCALE_WORD = re.compile(
-    r"s|[wsqd]?(scb?|scales?|absmax|amax|q?zeros?|zp|quant|codebooks?|lut|idx|perm|biases|step|state)"
+    r"s|[wsqd]?(scb?|scl|scales?|scaling|factors?|absmax|amax|q?zeros?|zp|offsets?|shifts?|quant|"
+    r"codebooks?|lut|idx|perm|biases|step|state)"
+)
+# Names of tensors that change a weight, whatever its scale. Those of inputs do not.
+_CHANGE = re.compile(
+    r"weights?_.+|(?!input|act|output).*(scal|scl|zero|zp|offset|shift|idx|perm|outlier|amax).*"
+    r"|.*(smooth|hadamard).*"
 )
 # Who writes such a part, for formats that are not read.
 _SIGNS = {
@@ -109,6 +115,8 @@ _SIGNS = {
     "biases": "MLX",
     "scales": "MLX or GPTQ",
     "weight_scales": "EETQ",
+    "weights_scaling_factor": "TensorRT-LLM",
+    "deq_scale": "msModelSlim of Ascend",
 }
 _PARTING = re.compile(r"[._:]+")
 
@@ -193,13 +201,24 @@ def looks_like_scale_of(name: str, other: str) -> bool:
     rest = [word for word in words if not _SCALE_WORD.fullmatch(word)]
     if module_of(other) != module_of(name) or len(rest) == len(words):
         return False
+    if "weight" in last(module_of(name)):  # of "weight._data"
+        return True
     return "weight" in own or own.lower().strip("_").startswith("_".join(rest))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def may_change(ending: str) -> bool:
+    """Whether a tensor of this last name and of unknown meaning may change a weight beside it."""
+    is_known = kind(ending).role in OF_ACTIVATIONS or _OF_CACHE.fullmatch(ending) is not None
+    return not is_known and _CHANGE.fullmatch(ending) is not None
 
 
 def sign(name: str, scale: str) -> str:
     """The writer of codes and a scale of an unread format; "" if it may be any."""
     if name.endswith("_blocks"):
         return "MXFP4, as gpt-oss has it"
+    if last(name) == "W_q":
+        return "HQQ"
     return _SIGNS.get(last(scale), "")
 
 

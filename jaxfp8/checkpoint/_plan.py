@@ -179,7 +179,11 @@ class _Planning:
             by = f" ({sign})" if sign else ""
             found = f"is {entry}, and {like!r} beside it looks like its scale{by}"
             needs = f"codes are read with their scale alone, named {_names.spellings(entry.name)}"
-            raise CheckpointError(entry.file, entry.name, found, needs, f"rename it, or {RAW}")
+            raise CheckpointError(entry.file, entry.name, found, needs, _weight.RENAME)
+        if (weight := self._changed_by(entry.name)) is not None:
+            needs = f"it is unknown how that changes {weight!r} beside it"
+            found = f"is {entry}, of an unread format"
+            raise CheckpointError(entry.file, entry.name, found, needs, f"{_UNREAD}, or {RAW}")
         part = Part(entry, _dtypes.BY_CODE[entry.code], entry.shape)
         name = _names.canonical(entry.name)
         return Item(name, part, reason=self._why_wide(kind, entry), writer=kind.writer)
@@ -193,6 +197,20 @@ class _Planning:
         others = [*beside[_names.module_of(entry.name)], *beside.get(entry.name, ())]
         like = _names.looks_like_scale_of
         return next((n for n in others if n != entry.name and like(entry.name, n)), None)
+
+    def _changed_by(self, name: str) -> str | None:
+        """The weight in 8 bits that a tensor of unknown meaning may change, if there is one."""
+        module, ending = _names.module_of(name), _names.last(name)
+        weights = [module]  # "layer.weight.offset"
+        if _names.last(module).startswith("weight_"):  # "layer.weight_quantizer._amax"
+            weights.append(_names.joined(_names.module_of(module), "weight"))
+        if _names.may_change(ending):  # "layer.weight_offset", "experts.up_proj_offset"
+            beside = ("weight", ending.rpartition("_")[0])
+            weights += [_names.joined(module, last) for last in beside]
+        entries = self._folder.entries
+        found = (entries[weight] for weight in weights if weight in entries)
+        codes = (e.name for e in found if e.code in _weight.EIGHT_BIT)
+        return next((n for n in codes if n not in self._folder.arrays), None)
 
     @functools.cached_property
     def _by_module(self) -> dict[str, list[str]]:
@@ -212,6 +230,7 @@ class _Planning:
         return "in floats" if entry.code in _dtypes.FLOATS else f"in {entry.code}"
 
 
+_UNREAD = "remove it from the file if it does not"
 _USUAL = (_names.SCALE, _names.ZERO_POINT)
 
 
@@ -221,7 +240,7 @@ def _refuse_twice(name: str, entry: Entry, other: Entry) -> None:
 
 
 def _refuse_packed(kind: Kind, entry: Entry) -> None:
-    needs, remedy = "weights of 8 bits are read", "load a version of the model in 8 bits"
+    needs, remedy = "codes of 8 bits with plain scales are read", _weight.OTHER_WRITER
     found = "belongs to a packed format" + (f" of {kind.writer}" if kind.writer else "")
     raise CheckpointError(entry.file, entry.name, found, needs, remedy)
 

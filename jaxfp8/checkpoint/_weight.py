@@ -27,6 +27,8 @@ EIGHT_BIT = (*FP8, *INTS)
 OWN = (_names.SHAPE, _names.ORDER, _names.LAYOUT, _names.ZERO_POINT)
 AGAIN = "fetch all files again"
 RAW = "read its bytes with `jaxfp8.checkpoint.open(path).raw(name)`"
+RENAME = f"rename it if codes times scale are the weight, or {RAW}"
+OTHER_WRITER = "load an FP8 or int8 version by another program, such as llm-compressor"
 _UNSCALED = f"pass `unscaled=True` if its values are meant as they are, or {RAW}"
 # The roles of most groups: nothing else is to check.
 _PAIR = (_names.CODES, _names.SCALE)
@@ -204,7 +206,7 @@ def refuse_bare(entry: Entry, name: str, like: str | None) -> NoReturn:
     found = f"is {entry} without a scale"
     needs = f"a scale is needed, named {_names.spellings(name)}"
     if like is not None:
-        found, remedy = f"{found} of a known name; {like!r} looks like one", f"rename it, or {RAW}"
+        found, remedy = f"{found} of a known name; {like!r} looks like one", RENAME
     else:
         remedy = _UNSCALED if entry.code in FP8 else RAW
     _refuse(entry, found, needs, remedy)
