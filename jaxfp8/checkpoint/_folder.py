@@ -198,10 +198,10 @@ def _entries(files: dict[str, File]) -> dict[str, Entry]:
         for entry in file.header.entries:
             other = entries.setdefault(entry.name, entry)
             if other is not entry:
-                needs = f"{other.file} has it too"
-                raise CheckpointError(
-                    file.path, entry.name, "is there twice", needs, "remove one of the files"
-                )
+                needs, remedy = f"{other.file} has it too", "remove one of the files"
+                if other.file == file.path:  # experts of a GGUF file, stacked and apart
+                    needs, remedy = "a name stands for one", "fetch the file again"
+                raise CheckpointError(file.path, entry.name, "is there twice", needs, remedy)
     return entries
 
 

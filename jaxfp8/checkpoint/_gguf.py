@@ -113,9 +113,8 @@ class GgufFile(File):
                     name=f"{name}_scale", code="F16", shape=scales, part="scales", **place
                 )
             else:
-                code = (
-                    tensor.kind if tensor.kind in _dtypes.FLOATS else f"{_dtypes.GGML}{tensor.kind}"
-                )
+                is_plain = tensor.kind in _dtypes.BY_CODE
+                code = tensor.kind if is_plain else f"{_dtypes.GGML}{tensor.kind}"
                 yield GgufEntry(name=name, code=code, shape=shape, **place)
 
     def read(self, entry: Entry, index: Index = ()) -> np.ndarray:

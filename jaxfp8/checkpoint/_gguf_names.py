@@ -260,12 +260,14 @@ def _scaling(
 ) -> dict[str, Any] | None:
     """How wavelengths are stretched, as config.json says it."""
     start = f"{metadata.get(ARCHITECTURE)}.rope.scaling"
-    kind = metadata.get(f"{start}.type", "none")
+    factor = _short(float(metadata.get(f"{start}.factor") or 1))
+    # llama.cpp's default: positions of such a file are divided by the factor.
+    kind = metadata.get(f"{start}.type", "none" if factor == 1 else "linear")
     if factors is not None:
         return _llama3(file, said, factors)
     if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": _short(float(metadata.get(f"{start}.factor") or 1))}
+    scaling = {"rope_type": kind, "factor": factor}
     original = metadata.get(f"{start}.original_context_length")
     return scaling | ({} if original is None else {"original_max_position_embeddings": original})
 

@@ -264,6 +264,29 @@ def test_config_is_that_of_hugging_face(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("said", "scaling"),
+    [
+        ({"factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),  # llama.cpp's default
+        ({"type": "yarn", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}),
+        ({"type": "none", "factor": 4.0}, None),
+        ({"factor": 1.0}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_positions_are_scaled_as_in_the_file(tmp_path, said, scaling):
+    metadata = LLAMA | {f"llama.rope.scaling.{key}": value for key, value in said.items()}
+    with checkpoint.open(written(tmp_path / "m.gguf", {"output.weight": W}, metadata)) as opened:
+        assert opened.config().get("rope_scaling") == scaling
+
+
+def test_integers_are_arrays(tmp_path):
+    numbers = np.arange(8, dtype=np.int32)
+    path = written(tmp_path / "m.gguf", {"output_norm.bias": (26, (8,), numbers.tobytes())})
+    np.testing.assert_array_equal(checkpoint.load(path)["model.norm.bias"], numbers)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "text"),
     [
         ("feed_forward_length", [1, 2], r"feed_forward_length is \[1, 2\]"),

@@ -76,6 +76,13 @@ LIES = {
         file_bytes(LLAMA, {"blk.0.ffn_up_exps.weight": (0, (0, 4), b"")}),
         "has 0 experts, but 1 to 4096 are read",
     ),
+    "experts twice": (
+        file_bytes(
+            LLAMA | {"llama.expert_count": 1},
+            {"blk.0.ffn_up_exps.weight": W[None], "blk.0.ffn_up.0.weight": W},
+        ),
+        "is there twice, but a name stands for one",
+    ),
     "heads": (
         file_bytes(LLAMA, {"blk.0.attn_q.weight": W[:63]}),
         "63 rows, but the metadata says 4 heads of an even size",
