@@ -177,21 +177,21 @@ def axes(contracting, batch=((), ()), ragged=0, groups=()):
     return lax.RaggedDotDimensionNumbers((contracting, batch), [ragged], groups)
 
 
-ROWS_OF_BATCH = axes(((2,), (1,)), ((0,), (0,)))
+ROWS_OF_BATCH = axes(((2,), (2,)), ((0,), (0,)), ragged=1, groups=[1])
 POSITIONS_OF_BATCH = axes(((1,), (1,)), ((0,), (0,)), ragged=1)
 
 
 @pytest.mark.parametrize(
     ("lhs", "rhs", "sizes", "numbers", "reason"),
     [
-        ((3, 5, 8), (3, 8, 4), (3,), ROWS_OF_BATCH, "batch"),
+        ((2, 9, 8), (2, 3, 8, 4), (2, 3), ROWS_OF_BATCH, "batch"),
         ((2, 9, 8), (2, 9, 4), (2, 3), POSITIONS_OF_BATCH, "batch"),
         ((9, 5, 8), (3, 8, 4), (3,), axes(((2,), (1,)), groups=[0]), "one other"),
         ((9, 8), (3, 8, 2, 4), (3,), axes(((1,), (1,)), groups=[0]), "one other"),
         ((9, 5, 8), (9, 4), (3,), axes(((0,), (0,))), "one other"),
         ((9, 5, 8), (9, 5, 4), (3,), axes(((0, 1), (0, 1))), "one contracted axis"),
     ],
-    ids=["batch", "K of a batch", "lhs axes", "rhs axes", "axes beside K", "two of K"],
+    ids=["rows of a batch", "K of a batch", "lhs axes", "rhs axes", "axes beside K", "two of K"],
 )
 def test_other_axes_are_missed_with_a_reason(lhs, rhs, sizes, numbers, reason):
     def general(x, q, sizes):

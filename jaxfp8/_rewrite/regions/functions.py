@@ -64,6 +64,15 @@ def call(walk: Context, op: Op) -> Sequence[Value] | None:
     return walk_inside(walk, op, op.params["call_jaxpr"], op.inputs)
 
 
+@region("remat_opt")
+def optimised_forward(walk: Context, op: Op) -> Sequence[Value]:
+    """The forward half of a `custom_vjp` with `optimize_remat` is inlined.
+
+    Where its residuals are unread, JAX would compute the function itself in its place.
+    """
+    return walk_inside(walk, op, op.params["fwd_jaxpr"], op.inputs)
+
+
 @region("composite")
 def composite(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function with a name for other compilers is inlined; it stays whole if nothing changes.
@@ -82,11 +91,14 @@ def composite(walk: Context, op: Op) -> Sequence[Value] | None:
 def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function with a rule for vmap is rebuilt; its rule takes the inputs as written.
 
-    Those are therefore inputs of the rebuilt function, too. XLA drops unread ones.
+    Those are therefore inputs of the rebuilt function, too. XLA drops unread ones. An input that
+    is returned as it came, as residuals are, stays that value outside, with its facts.
     """
     border = Border(walk, op.inputs)
     args = [border.enter(value) for value in op.inputs]
-    inside = border.settle(walk_inside(border.inner, op, op.params["call"], args))
+    outputs = walk_inside(border.inner, op, op.params["call"], args)
+    passed = dict(zip(args, op.inputs, strict=True))
+    inside = border.settle(outputs)
     if not inside.changed:
         return None
     reads = list(dict.fromkeys((*op.inputs, *(value for value, _ in inside.sources))))
@@ -98,7 +110,8 @@ def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
         function.def_vmap(functools.partial(_vmap_as_written, op, given))
         return function(*arrays)
 
-    return new_op(walk, op, reads, run).outputs
+    made = new_op(walk, op, reads, run).outputs
+    return [passed.get(inner, value) for inner, value in zip(outputs, made, strict=True)]
 
 
 def _vmap_as_written(

@@ -1,13 +1,19 @@
-"""Ragged dots and convolutions: missed, until `plan/ragged_calls` takes a ragged dot."""
+"""Ragged dots and convolutions: missed, until `plan/ragged_calls` takes a ragged dot.
+
+JAX knows three kinds of ragged dots. With groups of batch entries it is the plain dot: every entry
+has its own matrix, and JAX ignores the sizes.
+"""
 
 from __future__ import annotations
 
 import math
 
 from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir.facts import Product
 from jaxfp8._rewrite.ir.graph import Op, Params
 from jaxfp8._rewrite.ir.scaled import Lost
 from jaxfp8._rewrite.ir.sites import DimensionNumbers, DotSite
+from jaxfp8._rewrite.rules.dot import product_of
 from jaxfp8._rewrite.rules.registry import rule
 from jaxfp8._value.spec import Shape
 
@@ -28,11 +34,26 @@ NAMES = {
 
 
 @rule(*NAMES)
-def unserved(walk: Context, op: Op) -> None:
+def unserved(walk: Context, op: Op) -> Product | None:
     """A missed dot, if an operand is or was 8-bit data; of convolutions, dequantised data."""
     data = walk.scaled if op.name == RAGGED_DOT else walk.dequantised
     lhs, rhs = [(v, data(v) or walk.lost(v)) for v in op.inputs[:2]]
     site = DotSite(op, (lhs, rhs))
+    if op.name == RAGGED_DOT and _has_groups_of_batches(op.params):
+        return product_of(walk, site)
+    _miss(walk, site)
+    return None
+
+
+def _has_groups_of_batches(params: Params) -> bool:
+    """Whether a ragged dot is the plain dot of its operands."""
+    numbers = params["ragged_dot_dimension_numbers"]
+    _, (batch, _) = numbers.dot_dimension_numbers
+    return set(numbers.lhs_ragged_dimensions) <= set(batch) and params["group_offset"] is None
+
+
+def _miss(walk: Context, site: DotSite) -> None:
+    """Record why a product is missed, if 8-bit data reaches it."""
     if not site.concerned:
         return
     known = [fact for _, fact in site.given if fact is not None]
@@ -40,7 +61,7 @@ def unserved(walk: Context, op: Op) -> None:
     if ended is not None and len(known) == 1:
         site.miss(ended.reason, ended.remedy, ended.op)
     else:
-        site.miss(*NAMES[op.name])
+        site.miss(*NAMES[site.op.name])
     walk.see(site)
 
 
