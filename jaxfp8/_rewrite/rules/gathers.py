@@ -129,18 +129,17 @@ def _ones(op: Op) -> Factor:
 
 def gather_factor(op: Op, factor: Factor) -> Factor | None:
     """The factor, gathered: slices have size 1 along its constant axes."""
-    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
-    indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
-    at = _sources(op)
+    shape, indexed, at = op.inputs[0].shape, _indexed(op), _sources(op)
     if at is None or any(factor.tiles[a] != 1 for a in set(factor.varying()) & indexed):
         return None
     by_row = {a for a in indexed if factor.tiles[a] == 1 and shape[a] > 1} & set(factor.varying())
     tiles = tuple(
-        max(factor.tiles[at[j]] if j in at else 1 if by_row else size, 1)
+        max(min(factor.tiles[at[j]], size) if j in at else 1 if by_row else size, 1)
         for j, size in enumerate(op.outputs[0].shape)
     )
     if not by_row:
-        return factor.placed([at.get(j) for j in range(len(tiles))], op.outputs[0].shape)
+        placed = factor.placed([at.get(j) for j in range(len(tiles))], op.outputs[0].shape)
+        return dataclasses.replace(placed, tiles=tiles)
     if by_row != indexed:
         return None
     sizes = tuple(1 if a in indexed else count for a, count in enumerate(factor.small.shape))
@@ -153,14 +152,24 @@ def _sources(op: Op) -> dict[int, int] | None:
 
     None if a slice holds several rows, or only a part of another axis.
     """
-    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
-    indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
+    numbers, shape, indexed = op.params["dimension_numbers"], op.inputs[0].shape, _indexed(op)
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     offset = [a for a in range(len(shape)) if a not in dropped]
     sizes = op.params["slice_sizes"]
-    if any(a in offset for a in indexed) or any(sizes[a] != shape[a] for a in offset):
+    if any(sizes[a] != (1 if a in indexed else shape[a]) for a in offset):
         return None
     return dict(zip(numbers.offset_dims, offset, strict=True))
+
+
+def _indexed(op: Op) -> set[int]:
+    """The axes of the operand with one entry in each slice, chosen by the index.
+
+    Within bounds a whole slice begins at 0. `vmap` of a slice has an index for such axes too.
+    """
+    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
+    sizes, bounded = op.params["slice_sizes"], is_in_bounds(op)
+    begun = {a for a in numbers.start_index_map if not (bounded and sizes[a] == shape[a] > 1)}
+    return begun | set(numbers.operand_batching_dims)
 
 
 def _repeated(walk: Context, op: Op) -> Scales | None:
@@ -169,7 +178,8 @@ def _repeated(walk: Context, op: Op) -> Scales | None:
     out, at = op.outputs[0], _sources(op)
     if out.size <= source.size or at is None or out.dtype.kind not in "fVi":
         return None
-    if op.params["dimension_numbers"].operand_batching_dims:
+    numbers = op.params["dimension_numbers"]
+    if numbers.operand_batching_dims or {*numbers.start_index_map} & {*at.values()}:
         return None
     known = constants.known(index)
     if known is None:
