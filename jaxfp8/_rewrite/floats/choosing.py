@@ -63,6 +63,9 @@ def _texts(path: str, row: Site) -> tuple[str, ...]:
 
 def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, str]:
     """The roundings of a dot by its recipe, or the reason to leave it."""
+    if dot.has_groups and (recipe.terms or recipe.compute) is not None:
+        remedy = "use a recipe without `terms` and `compute`, such as `jaxfp8.FP8_DYNAMIC`"
+        return f"{recipe.name} has another product, and none for groups", remedy
     if recipe.terms is not None:
         if any(role.kind == "held" for role in dot.roles):
             return "an operand is 8-bit data", "terms are made of floats; use another recipe"
@@ -88,7 +91,7 @@ def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, st
 
 def _not_in_int8(dot: FloatDot) -> tuple[str, str] | None:
     """Why the product cannot be computed in int8, and a remedy; None if it can."""
-    if any(value.dtype in dtypes.FLOAT8 for value in dot.op.inputs):
+    if any(value.dtype in dtypes.FLOAT8 for value in dot.operands):
         return "an operand is bare FP8 codes", "convert it to float32 or bfloat16 before the dot"
     size = math.prod(dot.op.inputs[0].shape[axis] for axis in dot.site.contracting(0))
     if size > MOST_TERMS:
@@ -99,10 +102,10 @@ def _not_in_int8(dot: FloatDot) -> tuple[str, str] | None:
 
 def _objection(dot: FloatDot) -> tuple[str, str] | None:
     """Why a dot cannot be in 8 bits, and a remedy; None if it can."""
-    for value, role in zip(dot.op.inputs, dot.roles, strict=True):
+    for value, role in zip(dot.operands, dot.roles, strict=True):
         if value.dtype not in dtypes.WIDE_FLOAT and role.kind != "held":
             return f"an operand is {value.dtype}", "convert it to float32, bfloat16 or float16"
-    if any(value.size == 0 for value in dot.op.inputs):
+    if any(value.size == 0 for value in dot.operands):
         return "an operand is empty", "there is nothing to do"
     if dot.op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
         return (

@@ -35,10 +35,10 @@ from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.regions import JITS, functions
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.regions.registry import Region, walk_inside
-from jaxfp8._rewrite.rules import scaled_products
+from jaxfp8._rewrite.rules import scaled_products, unserved
 from jaxfp8._value import compat, dtypes
 
-_DOTS = ("dot_general",)
+_DOTS = ("dot_general", unserved.RAGGED_DOT)
 # The second rounding of `compute="int8"`.
 _IN_INT8 = Quantization(dtype=np.int8)
 
@@ -61,6 +61,17 @@ class FloatDot:
     def op(self) -> Op:
         """The dot as the function has it."""
         return self.site.op
+
+    @property
+    def operands(self) -> tuple[Value, Value]:
+        """Both sides, without the sizes of groups."""
+        lhs, rhs, *_ = self.op.inputs
+        return lhs, rhs
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether it is a ragged dot."""
+        return self.op.name == unserved.RAGGED_DOT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,10 +151,10 @@ class Rounding(Walk):
     def region_rule(self, op: Op) -> Region | None:
         """The rule of a region with a dot; None for any other op."""
         rule = super().region_rule(op)
-        return None if rule is None or op.name in _LEFT else _REGIONS.get(op.name, rule)
+        return None if rule is None else _REGIONS.get(op.name, rule)
 
     def _dot(self, op: Op) -> Sequence[Value]:
-        left, right = (_roles.role_of(self, value) for value in op.inputs)
+        left, right = (_roles.role_of(self, value) for value in op.inputs[:2])
         site = DotSite(op, ((op.inputs[0], None), (op.inputs[1], None)))
         dot = FloatDot(site, (left, right), _roles.weight_index((left, right)))
         chosen = self.choose(dot)
@@ -159,7 +170,7 @@ class Rounding(Walk):
         site.rounded = True
         self.seen.sites.append(site)
         self.dots.rounded.append((dot, chosen))
-        operands = [self._operand(dot, i, chosen) for i in (0, 1)]
+        operands = [*(self._operand(dot, i, chosen) for i in (0, 1)), *op.inputs[2:]]
         new = graph.equation_op(op.equation, operands, op.callers)
         if chosen.scope:
             new.run = functools.partial(_in_scope, chosen.scope, op)
@@ -228,13 +239,25 @@ def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
     return new.outputs
 
 
-# A rule for vmap computes the function's value again, and its dots would not be rounded.
-_LEFT = ("custom_vmap_call",)
+def _custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A function with a rule for vmap: dots are rounded in both, since the rule is its value."""
+    assert isinstance(walk, Rounding)
+    given = [
+        i for i, value in enumerate(op.inputs) if _roles.role_of(walk, value).kind != "computed"
+    ]
+
+    def change(rule: Callable[..., Any]) -> Callable[..., Any]:
+        return _rounded_function(rule, walk.choose, given)
+
+    return functions.custom_batching(walk, op, change)
+
+
 # Regions with other rules here than in the rewrite.
 _REGIONS: dict[str, Region] = {
     "custom_jvp_call": _custom_rule,
     "custom_vjp_call": _custom_rule,
     "ruled_call": _custom_rule,
+    "custom_vmap_call": _custom_batching,
     **dict.fromkeys(JITS, _jit),
 }
 

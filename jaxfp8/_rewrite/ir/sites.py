@@ -121,9 +121,14 @@ class DotSite:
         return tuple(map(int, numbers[0][index]))
 
     def axes(self, index: int) -> tuple[Shape, Shape]:
-        """Contracting and batch axes of an operand; not for a convolution."""
+        """Contracting and batch axes of an operand; not for a convolution.
+
+        An axis of groups counts as a batch axis.
+        """
         contracting, batch = (tuple(map(int, axes[index])) for axes in self.numbers)
-        return contracting, batch
+        ragged = self.op.params.get("ragged_dot_dimension_numbers")
+        groups = () if ragged is None or index == 0 else ragged.rhs_group_dimensions
+        return contracting, (*batch, *map(int, groups))
 
     @property
     def precision(self) -> str:

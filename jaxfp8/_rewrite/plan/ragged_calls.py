@@ -117,9 +117,7 @@ def _why_not(site: DotSite) -> _Miss | None:
 def _side(site: DotSite, index: int) -> Side | _Miss:
     """An operand with its groups as a batch axis, or why it is none of a call."""
     value, fact = site.given[index]
-    numbers = site.op.params["ragged_dot_dimension_numbers"]
-    contracting, _ = site.axes(index)
-    groups: Shape = tuple(map(int, numbers.rhs_group_dimensions)) if index else ()
+    contracting, groups = site.axes(index)
     rank = len(value.shape)
     output = tuple(-1 if axis in contracting else axis for axis in range(rank))
     if not isinstance(fact, Scaled):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from jaxfp8._rewrite.rules.registry import lost
 from jaxfp8._value import compat
 
 JITS = ("jit", "pjit")
+# From a function of arrays to another one.
+Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @region(*JITS)
@@ -88,11 +90,17 @@ def composite(walk: Context, op: Op) -> Sequence[Value] | None:
 
 
 @region("custom_vmap_call")
-def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
+def custom_batching(
+    walk: Context, op: Op, change: Change = lambda rule: rule
+) -> Sequence[Value] | None:
     """A function with a rule for vmap is rebuilt; its rule takes the inputs as written.
 
     Those are therefore inputs of the rebuilt function, too. XLA drops unread ones. An input that
     is returned as it came, as residuals are, stays that value outside, with its facts.
+
+    Args:
+      walk, op: as for every region.
+      change: makes another function of arrays from the rule; by default it stays as written.
     """
     border = Border(walk, op.inputs)
     args = [border.enter(value) for value in op.inputs]
@@ -107,23 +115,32 @@ def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
 
     def run(*arrays: Array) -> Sequence[Array]:
         function = custom_vmap(lambda *xs: inside.program.run([xs[i] for i in places]))
-        function.def_vmap(functools.partial(_vmap_as_written, op, given))
+        function.def_vmap(functools.partial(_vmap_by_rule, op, given, change))
         return function(*arrays)
 
     made = new_op(walk, op, reads, run).outputs
     return [passed.get(inner, value) for inner, value in zip(outputs, made, strict=True)]
 
 
-def _vmap_as_written(
-    op: Op, given: Sequence[int], size: int, batched: Sequence[bool], *arrays: Array
+def _vmap_by_rule(
+    op: Op,
+    given: Sequence[int],
+    change: Change,
+    size: int,
+    batched: Sequence[bool],
+    *arrays: Array,
 ) -> tuple[Any, Any]:
     """The outputs of a function by its own rule for vmap, and whether each is batched."""
     tree = op.params["in_tree"]
-    args = jax.tree.unflatten(tree, [arrays[i] for i in given])
     flags = jax.tree.unflatten(tree, [batched[i] for i in given])
-    made = op.params["rule"](size, list(flags), *args)
-    outputs, out_batched = map(jax.tree.leaves, made)
-    return outputs, out_batched
+    out_batched: list[bool] = []
+
+    def rule(*inputs: Array) -> list[Array]:
+        args = jax.tree.unflatten(tree, inputs)
+        outputs, out_batched[:] = map(jax.tree.leaves, op.params["rule"](size, list(flags), *args))
+        return outputs
+
+    return change(rule)(*(arrays[i] for i in given)), out_batched
 
 
 @region("rewritten_linear")

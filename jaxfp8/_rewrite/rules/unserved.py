@@ -39,7 +39,7 @@ def unserved(walk: Context, op: Op) -> Product | None:
     data = walk.scaled if op.name == RAGGED_DOT else walk.dequantised
     lhs, rhs = [(v, data(v) or walk.lost(v)) for v in op.inputs[:2]]
     site = DotSite(op, (lhs, rhs))
-    if op.name == RAGGED_DOT and _has_groups_of_batches(op.params):
+    if site.concerned and op.name == RAGGED_DOT and _has_groups_of_batches(op.params):
         return product_of(walk, site)
     _miss(walk, site)
     return None
