@@ -249,7 +249,7 @@ def _custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
     def change(rule: Callable[..., Any]) -> Callable[..., Any]:
         return _rounded_function(rule, walk.choose, given)
 
-    return functions.custom_batching(walk, op, change)
+    return functions.with_rule_for_vmap(walk, op, change)
 
 
 # Regions with other rules here than in the rewrite.

@@ -24,7 +24,6 @@ from jaxfp8._rewrite.plan import calls
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import Shape
 
 _NAME = "ragged_dot_general"
 _GIVE = "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide"

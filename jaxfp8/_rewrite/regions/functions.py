@@ -90,9 +90,12 @@ def composite(walk: Context, op: Op) -> Sequence[Value] | None:
 
 
 @region("custom_vmap_call")
-def custom_batching(
-    walk: Context, op: Op, change: Change = lambda rule: rule
-) -> Sequence[Value] | None:
+def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A function with a rule for vmap is rebuilt, and its rule stays as written."""
+    return with_rule_for_vmap(walk, op, lambda rule: rule)
+
+
+def with_rule_for_vmap(walk: Context, op: Op, change: Change) -> Sequence[Value] | None:
     """A function with a rule for vmap is rebuilt; its rule takes the inputs as written.
 
     Those are therefore inputs of the rebuilt function, too. XLA drops unread ones. An input that
@@ -100,7 +103,7 @@ def custom_batching(
 
     Args:
       walk, op: as for every region.
-      change: makes another function of arrays from the rule; by default it stays as written.
+      change: makes another function of arrays from the rule.
     """
     border = Border(walk, op.inputs)
     args = [border.enter(value) for value in op.inputs]
