@@ -58,9 +58,13 @@ def ragged_dot(
     Rows of bfloat16 or float16 times 8-bit weights are one launch from compute capability 8.0 on.
     Weights may have zero points, and are read as stored; scales may change as FP8's do. All
     other products on GPUs are one scaled dot per group, of all rows or all of K, with the reason
-    in a `FallbackWarning`. The same holds, on the CPU too, on several devices, under `vmap` and in
-    derivatives. There are derivatives by a float `lhs` or `rhs` and by scales. Along explicit mesh
-    axes operands are gathered first, with a `FallbackWarning` too.
+    in a `FallbackWarning`. The same holds, on the CPU too, under `vmap` and in derivatives. There
+    are derivatives by a float `lhs` or `rhs` and by scales.
+
+    On several devices groups, rows, columns and K may be split, in any mixture. Each device
+    multiplies its own part. It sends what a product of floats would, in 8 bits where operands
+    move. Along explicit mesh axes the output is split as the rows and columns are, and derivatives
+    gather operands first, with a `FallbackWarning`.
 
     Args:
       lhs: [M, K] or [G, M, K].

@@ -99,7 +99,7 @@ def fp8_ragged_dot(
     problem = _Problem(
         recipe=recipe,
         out_dtype=as_dtype(_OPERATION, "preferred_element_type", dtype, WIDE_FLOAT),
-        dtypes=(x.dtype, w.dtype),
+        types=(jax.typeof(x), jax.typeof(w)),
     )
     x, w, sizes = compat.vary_alike((x, w, sizes))
     return _product(problem, x, w, sizes, state)
@@ -107,11 +107,11 @@ def fp8_ragged_dot(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """How tensors are scaled, and the dtypes of the output and of both gradients."""
+    """How tensors are scaled, the dtype of the output, and the types of both operands."""
 
     recipe: TrainingRecipe
     out_dtype: np.dtype
-    dtypes: tuple[np.dtype, np.dtype]
+    types: tuple[jax.core.ShapedArray, jax.core.ShapedArray]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -157,14 +157,14 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, None, ScalingState | None]:
     """Gradients of tokens and weights, and the next state in place of a gradient of the state."""
     x, w, sizes, new_input, new_kernel, old = residuals
-    recipe, (x_dtype, w_dtype) = problem.recipe, problem.dtypes
+    recipe, (x_type, w_type) = problem.recipe, problem.types
     dy = refuse_second_derivative(_OPERATION, recipe, "the gradient of the output", dy, _IN_FLOATS)
     codes, new = encode_for_products(recipe, recipe.gradient_dtype, dy, old, _OF_TOKENS, ())
     precision = recipe.backward_precision
     sides = (codes[0].spec((1,), ()), w.spec((2,), (0,)))
-    d_x = _multiply(codes[0], w, sizes, sides, x_dtype, precision)
+    d_x = _multiply(codes[0], w, sizes, sides, x_type.dtype, precision, x_type)
     sides = (x.spec((0,), ()), codes[1].spec((0,), ()))
-    d_w = _multiply(x, codes[1], sizes, sides, w_dtype, precision)
+    d_w = _multiply(x, codes[1], sizes, sides, w_type.dtype, precision, w_type)
     if new_input is None:
         return d_x, d_w, None, None
     return d_x, d_w, None, ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
@@ -180,8 +180,9 @@ def _multiply(
     sides: tuple[Any, Any],
     out_dtype: np.dtype,
     precision: jax.lax.Precision,
+    like: jax.core.ShapedArray | None = None,
 ) -> jax.Array:
-    """One ragged dot of codes."""
+    """One ragged dot of codes; along explicit mesh axes it is split like the type of an array."""
     spec = RaggedSpec(
         lhs=sides[0],
         rhs=sides[1],
@@ -192,4 +193,7 @@ def _multiply(
     named = {"lhs_scale": lhs.scale, "rhs_scale": rhs.scale, "group_sizes": sizes}
     for name, codes in (("lhs", lhs), ("rhs", rhs)):
         named[name] = jax.lax.bitcast_convert_type(codes.values, jnp.dtype(codes.dtype))
-    return bind(spec, named)
+    if like is None:
+        return bind(spec, named)
+    sharding = compat.explicit_spec(like.sharding, len(like.shape))
+    return compat.laid_out_like(bind(spec, named, sharding), like)

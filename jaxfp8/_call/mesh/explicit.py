@@ -203,10 +203,8 @@ def _moved(array: _Array, have: str | None, want: str | None, devices: int) -> f
     return array.bytes if want is None else array.bytes / devices  # a gather, or an all-to-all
 
 
-def with_whole_tiles(
-    spec: ScaledDotSpec, named: dict[str, Any]
-) -> tuple[ScaledDotSpec, dict[str, Any]]:
-    """The problem and its operands, with smaller tiles where a shard would cut one."""
+def with_whole_tiles(spec: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A dense or ragged problem and its operands, with smaller tiles where a shard cuts one."""
     sides: dict[str, Any] = {}
     for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
         tiles = _uncut(jax.typeof(named[name]), side)
@@ -316,6 +314,25 @@ def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
             own[name] = axes if _fits(name, axes, factors, mesh) else ()
     specs = [_spec([own.get(name or "", ()) for name in names]) for names in factors.results]
     return [NamedSharding(mesh, spec) for spec in specs]
+
+
+def followed(avals: Sequence[Any], factors: Factors) -> NamedSharding | None:
+    """The sharding of a result that is split as the operands are; None off explicit axes.
+
+    The first operand with a split factor decides. A mesh axis splits one factor.
+    """
+    mesh = mesh_of(avals)
+    if mesh is None:
+        return None
+    own: dict[str | None, Axes] = {}
+    for aval, names in zip(avals, factors.operands, strict=True):
+        for name, axes in zip(names, splits(aval), strict=True):
+            own.setdefault(name if axes else None, axes)
+    entries: list[Axes] = []
+    for name in factors.results[0]:
+        taken = {axis for axes in entries for axis in axes}
+        entries.append(tuple(axis for axis in own.get(name or "", ()) if axis not in taken))
+    return NamedSharding(mesh, _spec(entries))
 
 
 def output_avals(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,20 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 Bind = Callable[..., list[jax.Array]]
 
+
+class Problem(Protocol):
+    """A scaled dot, or a ragged one."""
+
+    @property
+    def lhs(self) -> OperandSpec: ...
+
+    @property
+    def rhs(self) -> OperandSpec: ...
+
+    @property
+    def epilogue(self) -> EpilogueSpec: ...
+
+
 _BEHIND = ("residual", "bias", "out_scale")  # operands of the epilogue; always the last ones
 
 
@@ -32,12 +47,12 @@ def factors(spec: ScaledDotSpec) -> Factors:
     named = names_of(spec)
     results = [named["out"]]
     if spec.epilogue.amax is not None:
-        results.append(_where_full(spec.epilogue.amax, named["out"]))
+        results.append(where_full(spec.epilogue.amax, named["out"]))
     return Factors(
         operands=tuple(named[name] for name in spec.operand_names()),
         results=tuple(results),
-        pieces=_pieces(spec),
-        ragged=_ragged(spec),
+        pieces=pieces(spec),
+        ragged=unequal(spec),
         behind=sum(name in _BEHIND for name in spec.operand_names()),
     )
 
@@ -48,7 +63,7 @@ def names_of(spec: ScaledDotSpec) -> dict[str, Names]:
     batch = tuple(f"b{i}" for i in range(len(spec.batch_shape)))
     out = (*batch, *(name for names in sides.values() for name in names if name[0] in "mn"))
     return {
-        name: _where_full(shape, sides.get(name.partition("_")[0], out))
+        name: where_full(shape, sides.get(name.partition("_")[0], out))
         for name, shape in {**spec.operand_shapes, "out": spec.out_shape}.items()
     }
 
@@ -60,18 +75,19 @@ def side_names(side: OperandSpec, free: str) -> tuple[str, ...]:
     return tuple(by_axis[axis] for axis in range(len(side.shape)))
 
 
-def split_axes(spec: ScaledDotSpec) -> Iterator[tuple[str, OperandSpec, int]]:
+def split_axes(spec: Problem) -> Iterator[tuple[str, OperandSpec, int]]:
     """The axes of both sides, each with its factor and its side."""
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
         for axis, name in enumerate(side_names(side, free)):
             yield name, side, axis
 
 
-def _where_full(shape: Shape, names: Names) -> Names:
+def where_full(shape: Shape, names: Names) -> Names:
+    """The names of an array's axes, without those of one element."""
     return tuple(name if size > 1 else None for size, name in zip(shape, names, strict=True))
 
 
-def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
+def pieces(spec: Problem) -> dict[str, int]:
     """The number of parts each factor can be cut into: no tile of a scale may be cut."""
     sizes: dict[str, int] = {}
     tiles: dict[str, list[int]] = {}
@@ -87,7 +103,7 @@ def _has_tiles(side: OperandSpec) -> bool:
     return side.scale or side.zero_point
 
 
-def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
+def unequal(spec: Problem) -> frozenset[str]:
     """The factors with unequal parts allowed: no tile or amax is of several elements."""
     names: set[str] = set()
     cut: set[str] = set()
@@ -126,7 +142,7 @@ def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
         return dataclasses.replace(old, shape=shards.shape(old.shape, names))
 
     def plane(shape: Shape) -> Shape:
-        return shards.behind.shape(shape, _where_full(shape, named["out"]))
+        return shards.behind.shape(shape, where_full(shape, named["out"]))
 
     return dataclasses.replace(
         spec,
@@ -165,18 +181,27 @@ def _sum_of_parts(
     lhs, rhs = (dataclasses.replace(side, sums=False) for side in sides)  # those of all of K
     part = dataclasses.replace(local, lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype))
     (total,) = bind(part, *(named[name] for name in part.operand_names()))
-    total = _over_devices(spec, shards, total)
+    summed = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
+    total = over_devices(names_of(spec)["out"], summed, shards, total)
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)
     return list(dot_reference.finish(local.epilogue, total, named.get("out_scale")))
 
 
-def _over_devices(spec: ScaledDotSpec, shards: Shards, part: jax.Array) -> jax.Array:
-    """The sum of the devices' parts; each device keeps its own part of the output."""
+def over_devices(
+    names: Names, summed: tuple[str, ...], shards: Shards, part: jax.Array
+) -> jax.Array:
+    """The sum of the devices' parts; each device keeps its own part of the output.
+
+    Args:
+      names: the factors of the output's axes.
+      summed: the mesh axes of the sum.
+      shards: the split of the call.
+      part: the part of this device.
+    """
     scattered = {axis for axes in shards.scattered.values() for axis in axes}
-    summed = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
-    for axis, name in enumerate(names_of(spec)["out"]):
+    for axis, name in enumerate(names):
         for mesh_axis in shards.scattered.get(name or "", ()):
             part = lax.psum_scatter(part, mesh_axis, scatter_dimension=axis, tiled=True)
     whole = tuple(axis for axis in summed if axis not in scattered)

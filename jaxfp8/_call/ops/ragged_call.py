@@ -1,7 +1,7 @@
 """The ragged dot as a primitive, `ragged_dot_p`: one call on the CPU, one launch on Hopper.
 
-Group sizes stay on the device. Elsewhere, on several devices, under vmap and in derivatives it is
-the scaled dots of `_call/ops/ragged_reference`.
+Group sizes stay on the device. Elsewhere, under vmap and in derivatives it is the scaled dots of
+`_call/ops/ragged_reference`. Lowering splits the call over a mesh (`ragged_shards`).
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, lowering,
 registration.
@@ -10,6 +10,7 @@ registration.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,38 +21,42 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._call.library.strictness import tell_gathered, warn_once
 from jaxfp8._call.mesh import explicit, partitioning
-from jaxfp8._call.ops import ragged_cpu, ragged_lowering, ragged_reference, remat, routes
+from jaxfp8._call.mesh.shards import Parts
+from jaxfp8._call.ops import (
+    ragged_cpu,
+    ragged_lowering,
+    ragged_reference,
+    ragged_shards,
+    remat,
+    routes,
+)
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._value import compat, dtypes
+from jaxfp8._value.qarray import as_bytes
 
-_NOT_SPLIT = "groups are not split along explicit axes; use `jax.shard_map`, or automatic axes"
+_NOT_SPLIT = "derivatives and `vmap` of groups are not split along explicit axes"
 
 ragged_dot_p = Primitive("ragged_dot")
 ragged_dot_p.multiple_results = True
 
 
-def ragged_dot(spec: RaggedSpec, named: dict[str, Any]) -> jax.Array:
+def ragged_dot(
+    spec: RaggedSpec, named: dict[str, Any], out_sharding: PartitionSpec | None = None
+) -> jax.Array:
     """Binds one ragged dot.
 
     Args:
       spec: the problem.
       named: its operands: FP8 values as themselves, factors in any dtype of a scaled dot's, int32
         sizes.
+      out_sharding: of the output along explicit mesh axes; by default it follows the operands.
     """
+    spec, named = explicit.with_whole_tiles(spec, named)
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
-    if explicit.mesh_of(map(jax.typeof, operands)) is not None:
-        tell_gathered(spec.told(), _NOT_SPLIT)
-        return _gathered(*operands, spec=spec)
     split = partitioning.is_wanted(operands)
-    return ragged_dot_p.bind(*operands, spec=spec, split=split)[0]
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def _gathered(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
-    """Of operands on explicit mesh axes, by definition."""
-    whole = NamedSharding(explicit.mesh_of(map(jax.typeof, operands)), PartitionSpec())
-    return ragged_reference.ragged_dot(*(jax.reshard(x, whole) for x in operands), spec=spec)
+    params = {"spec": spec, "split": split, "out_sharding": out_sharding}
+    return ragged_dot_p.bind(*operands, **params)[0]
 
 
 run_compiled(ragged_dot_p)
@@ -62,7 +67,10 @@ run_compiled(ragged_dot_p)
 
 @ragged_dot_p.def_abstract_eval
 def _abstract_eval(
-    *avals: jax.core.ShapedArray, spec: RaggedSpec, split: bool
+    *avals: jax.core.ShapedArray,
+    spec: RaggedSpec,
+    split: bool,
+    out_sharding: PartitionSpec | None,
 ) -> list[jax.core.ShapedArray]:
     del split
     expected = {
@@ -73,43 +81,71 @@ def _abstract_eval(
     for name, aval in zip(spec.operand_names(), avals, strict=True):
         side = spec.lhs if name.startswith("lhs") else spec.rhs
         dtype, shape = expected.get(name, (aval.dtype.name, side.scale_shape))
-        if aval.shape != shape or aval.dtype != np.dtype(dtype):
+        is_bytes = dtypes.is_float8(dtype) and aval.dtype == np.uint8
+        if aval.shape != shape or not (is_bytes or aval.dtype == np.dtype(dtype)):
             raise TypeError(
                 f"`ragged_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
                 f"{dtype}{list(shape)}; make the spec from the operands."
             )
-    return [compat.output_aval(avals, spec.out_shape, np.dtype(spec.out_dtype))]
+    sharding = _sharding(avals, spec, out_sharding)
+    return [compat.output_aval(avals, spec.out_shape, np.dtype(spec.out_dtype), sharding)]
+
+
+def _sharding(
+    avals: Sequence[Any], spec: RaggedSpec, asked: PartitionSpec | None
+) -> NamedSharding | None:
+    """The sharding of the output along explicit axes."""
+    sharding = explicit.followed(avals, ragged_shards.factors(spec))
+    return sharding if sharding is None or asked is None else sharding.update(spec=asked)
 
 
 # Batching and differentiation: those of its definition. 8-bit values have no derivative.
 
 
-def _define(*operands: jax.Array, spec: RaggedSpec, split: bool = False) -> list[jax.Array]:
-    del split
-    return [ragged_reference.ragged_dot(*operands, spec=spec)]
+def _define(
+    *operands: jax.Array, spec: RaggedSpec, out_sharding: PartitionSpec | None = None
+) -> list[jax.Array]:
+    """By definition; of whole operands on explicit mesh axes."""
+    sharding = _sharding(list(map(jax.typeof, operands)), spec, out_sharding)
+    if sharding is None:
+        return [ragged_reference.ragged_dot(*operands, spec=spec)]
+    tell_gathered(spec.told(), _NOT_SPLIT)
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    y = ragged_reference.ragged_dot(*(jax.reshard(x, whole) for x in operands), spec=spec)
+    return [jax.reshard(y, sharding)]
 
 
 def _batch(
-    operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], *, spec: RaggedSpec, split: bool
+    operands: tuple[jax.Array, ...],
+    axes: tuple[int | None, ...],
+    *,
+    spec: RaggedSpec,
+    split: bool,
+    out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[int]]:
-    del split
+    del split, out_sharding
     _tell_of_groups(spec, "it is under `vmap`")
     return jax.vmap(functools.partial(_define, spec=spec), axes)(*operands), [0]
 
 
 def _jvp(
-    primals: tuple[jax.Array, ...], tangents: tuple[Any, ...], *, spec: RaggedSpec, split: bool
+    primals: tuple[jax.Array, ...],
+    tangents: tuple[Any, ...],
+    *,
+    spec: RaggedSpec,
+    split: bool,
+    out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[Any]]:
     moving = [i for i, tangent in enumerate(tangents) if _moves(tangent)]
     if moving:
         _tell_of_groups(spec, "it is differentiated")
-    results = ragged_dot_p.bind(*primals, spec=spec, split=split)
+    results = ragged_dot_p.bind(*primals, spec=spec, split=split, out_sharding=out_sharding)
     if not moving:
         return results, [ad.Zero(jax.typeof(results[0]).to_tangent_aval())]
 
     def of_moving(*floats: jax.Array) -> list[jax.Array]:
         operands = dict(enumerate(primals)) | dict(zip(moving, floats, strict=True))
-        return _define(*operands.values(), spec=spec)
+        return _define(*operands.values(), spec=spec, out_sharding=out_sharding)
 
     pairs = [(primals[i], tangents[i]) for i in moving]
     points, directions = zip(*pairs, strict=True)
@@ -139,10 +175,8 @@ def kernel_for(spec: RaggedSpec, platform: str) -> str | None:
     return "sm90_gemm" if ragged_lowering.takes_eight_bits(spec) else None
 
 
-def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str, split: bool) -> str | None:
-    """Why no kernel computes it in a program, exported and multi-device ones included."""
-    if split and compat.place_of(ctx) is not None:
-        return "the program is for several devices, and the call cannot be split"
+def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str) -> str | None:
+    """Why no kernel computes it in a program, exported ones included."""
     if platform != "cpu" and ctx.module_context.lowering_parameters.for_export:
         return "the program is exported, and no telling on which GPU it will run"
     return why_not(spec, platform)
@@ -153,13 +187,25 @@ _lower_on_cpu = mlir.lower_fun(ragged_cpu.call, multiple_results=True)
 _lower_on_gpu = mlir.lower_fun(ragged_lowering.call, multiple_results=True)
 
 
-def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec, split: bool) -> Any:
-    reason = _why_not_in(ctx, spec, platform, split)
+def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec) -> Any:
+    reason = _why_not_in(ctx, spec, platform)
     if reason is None:
         lower_call = _lower_on_cpu if platform == "cpu" else _lower_on_gpu
-        return lower_call(ctx, *operands, spec=spec, split=split)
+        return lower_call(ctx, *operands, spec=spec)
     _tell_of_groups(spec, reason)
-    return _lower_dots(ctx, *operands, spec=spec, split=split)
+    return _lower_dots(ctx, *operands, spec=spec)
+
+
+def _parts(
+    avals: Sequence[Any], *, spec: RaggedSpec, split: bool, out_sharding: Any = None
+) -> Parts:
+    """The call on the shards of a mesh."""
+    del avals, out_sharding
+
+    def bind(spec: RaggedSpec, *operands: jax.Array) -> list[jax.Array]:
+        return ragged_dot_p.bind(*operands, spec=spec, split=split, out_sharding=None)
+
+    return ragged_shards.factors(spec), functools.partial(ragged_shards.on_shards, spec, bind)
 
 
 def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
@@ -172,6 +218,22 @@ def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
     warn_once(text, "leave `jaxfp8.strict()` to allow that", ("ragged_dot", reason))
 
 
+def _moved_as_bytes(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule, with FP8 as bytes if XLA may move it: on a CPU it widens FP8 between devices."""
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        has_float8 = any(aval.dtype in dtypes.FLOAT8 for aval in ctx.avals_in)
+        if not (params["split"] and has_float8 and isinstance(compat.place_of(ctx), compat.Place)):
+            return rule(ctx, *operands, **params)
+
+        def call(*arrays: jax.Array) -> list[jax.Array]:
+            return ragged_dot_p.bind(*map(as_bytes, arrays), **params)
+
+        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+    return lower
+
+
 # Registration
 
 ad.primitive_jvps[ragged_dot_p] = _jvp
@@ -180,5 +242,6 @@ remat.count_as_dots(
     ragged_dot_p, lambda *_, spec, **__: [remat.scaled_dot(ragged_reference.dot_of_group(spec))]
 )
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
-    _rule = functools.partial(_lower, _platform)
+    _rule = partitioning.lowering(functools.partial(_lower, _platform), _parts)
+    _rule = _moved_as_bytes(explicit.lowering(_rule, _parts))
     mlir.register_lowering(ragged_dot_p, _rule, platform=_platform)

@@ -27,9 +27,8 @@ def why_not(spec: RaggedSpec) -> str | None:
     return lowering.why_not(_dot(spec), "cpu")
 
 
-def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]:
+def call(*operands: jax.Array, spec: RaggedSpec) -> list[jax.Array]:
     """The call of docs/custom_call.md, of arrays with their groups first."""
-    del split
     ffi.ensure_registered("cpu")
     named = dict(zip(spec.operand_names(), operands, strict=True))
     sizes, dot = named.pop("group_sizes"), _dot(spec)

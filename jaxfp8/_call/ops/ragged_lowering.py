@@ -125,9 +125,8 @@ def why_not(spec: RaggedSpec, platform: str) -> str | None:
     return reason
 
 
-def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]:
+def call(*operands: jax.Array, spec: RaggedSpec) -> list[jax.Array]:
     """The call of docs/custom_call.md: lines of K, of whole 16 bytes, or weights as stored."""
-    del split
     ffi.register_if_it_runs_here("cuda")
     named = dict(zip(spec.operand_names(), operands, strict=True))
     weights = _has_weights(spec)
