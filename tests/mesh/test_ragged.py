@@ -243,3 +243,25 @@ def test_gathering_of_a_derivative_is_told(monkeypatch):
         gradient = jax.grad(lambda x: jaxfp8.ragged_dot(x, w, SIZES["some"]).sum())(x)
     wanted = jax.grad(lambda x: jaxfp8.ragged_dot(x, w, SIZES["some"]).sum())(X.astype(jnp.float32))
     np.testing.assert_allclose(np.asarray(gradient), np.asarray(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="JAX refuses explicit axes")
+def test_a_ragged_dot_on_explicit_axes_is_captured():
+    devices, q = mesh(AxisType.Explicit), jaxfp8.quantize(W, channelwise_axes=(0, 2))
+    numbers = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [0], [0])
+    rows = NamedSharding(devices, P("a", None))
+
+    def written(x, codes, scale, sizes):
+        wide = codes.astype(x.dtype) * scale
+        return lax.ragged_dot_general(x, wide, sizes, numbers, out_sharding=rows)
+
+    x = X.astype(jnp.float32)
+    with jax.set_mesh(devices):
+        weights = on(devices, (q.qvalue, q.scale), P("b"))
+        args = on(devices, x, P("a")), *weights, on(devices, SIZES["some"], P())
+        assert len(jaxfp8.explain(written)(*args).matched) == 1
+        y = jaxfp8.rewrite(written, strict=True)(*args)
+    assert jax.typeof(y).sharding.spec == P("a", None)
+    np.testing.assert_allclose(
+        np.asarray(y), np.asarray(jaxfp8.ragged_dot(x, q, SIZES["some"])), rtol=1e-5, atol=1e-5
+    )

@@ -75,7 +75,7 @@ def _call(site: DotSite) -> Value | _Miss:
     if (reason := ragged_call.why_not(spec, targets.platform())) is not None:
         return _Miss(reason)
     operands = {**lhs_operands, **rhs_operands, "group_sizes": casts.cast(sizes, np.int32)}
-    names = tuple(operands)
+    names, sharding = tuple(operands), compat.spec_of_output(site.op.equation)
 
     def run(*arrays: Array) -> Array:
         with graph.context_of(site.op.equation, site.op.callers):
@@ -83,7 +83,7 @@ def _call(site: DotSite) -> Value | _Miss:
             for name, side in (("lhs", lhs_spec), ("rhs", rhs_spec)):
                 if dtypes.is_float8(side.dtype) and named[name].dtype == np.uint8:
                     named[name] = jax.lax.bitcast_convert_type(named[name], np.dtype(side.dtype))
-            return ragged_call.ragged_dot(spec, named)
+            return ragged_call.ragged_dot(spec, named, sharding)
 
     site.captured = Captured(spec, spec, (lhs, rhs))
     return graph.derived("ragged_dot", run, list(operands.values()), out.shape, out.dtype)
@@ -105,8 +105,6 @@ def _why_not(site: DotSite) -> _Miss | None:
     if params.get("group_offset") is not None:
         remedy = "slice the groups and their rows first, or leave it wide"
         return _Miss("the call takes no `group_offset`", remedy)
-    if compat.spec_of_output(site.op.equation) is not None:
-        return _Miss("groups are not split along explicit axes")
     if site.op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
         return _Miss(f"the output dtype is {site.op.outputs[0].dtype}")
     inexact = _precision.why_not(params.get("precision"))
