@@ -15,7 +15,7 @@ from jaxfp8._ops.operands import Operand, Side, as_sides
 from jaxfp8._value import checks, dtypes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
-from jaxfp8._value.spec import OperandSpec, Shape
+from jaxfp8._value.spec import OperandSpec, Shape, is_known
 
 _OPERATION = "jaxfp8.ragged_dot"
 
@@ -45,7 +45,8 @@ def ragged_dot(
 
     It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
     scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
-    be 0; one below 0 counts as 0, and excess over `lhs` is cut off.
+    be 0. Known ones have to fit `lhs`. Among those of a traced array, one below 0 counts as 0, and
+    excess over `lhs` is cut off.
 
     On the CPU it is one call: each group multiplies its own rows, or its own part of K, by the
     kernel that `dot_general` would take.
@@ -82,7 +83,7 @@ def ragged_dot(
 
     Raises:
       TypeError: an operand, the sizes or the output dtype is not listed above.
-      ValueError: shapes do not fit, or `precision` is unknown.
+      ValueError: shapes do not fit; `precision` is unknown; or known sizes do not fit `lhs`.
       UnsupportedError: inside `jaxfp8.strict()`, if no kernel takes it.
 
     Example:
@@ -104,6 +105,7 @@ def ragged_dot(
     sides = as_sides(_OPERATION, lhs, rhs)
     sizes = as_sizes(_OPERATION, group_sizes)
     check_shapes(_OPERATION, sides[0].shape, sides[1].shape, sizes)
+    check_known_sizes(_OPERATION, group_sizes, sides[0].shape, sides[1].shape)
     spec = RaggedSpec(
         lhs=_spec(sides[0], 1),
         rhs=_spec(sides[1], 0),
@@ -138,6 +140,35 @@ def as_sizes(operation: str, group_sizes: ArrayLike) -> jax.Array:
     return jnp.clip(sizes, least, most).astype(jnp.int32)
 
 
+def check_known_sizes(operation: str, group_sizes: Any, lhs: Shape, rhs: Shape) -> None:
+    """Refuses sizes that do not fit `lhs`. Those of a tracer, or of another host, are not known."""
+    most = lhs[0] if (len(lhs), len(rhs)) == (2, 3) else lhs[1]
+    if not (_is_known(group_sizes) and is_known((most,))):
+        return
+    sizes = [int(size) for size in np.asarray(group_sizes).tolist()]
+    what = "positions of K" if len(rhs) == 2 else "rows"
+    own = most if len(lhs) == 3 else max(sum(sizes), most)
+    needs = f"{most} at most are needed, as `lhs` has"
+    for group, size in enumerate(sizes):
+        if not 0 <= size <= own:
+            more = "" if size < 0 else f", more than {most} {what}"
+            got, needs = f"has {size} for group {group}{more}", f"0 to {most} are needed"
+            break
+    else:
+        if len(lhs) == 3 or sum(sizes) <= most:
+            return
+        got = f"adds up to {sum(sizes)} {what}"
+    remedy = "count what each group has, as `jnp.bincount` does, or pad `lhs`"
+    raise ValueError(message(operation, "`group_sizes`", got, needs, remedy))
+
+
+def _is_known(group_sizes: Any) -> bool:
+    """Whether sizes may be read here and now."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(group_sizes)):
+        return False
+    return bool(getattr(group_sizes, "is_fully_addressable", True))
+
+
 def check_shapes(operation: str, lhs: Shape, rhs: Shape, sizes: jax.Array) -> None:
     """Refuses operands that are no groups of matrices."""
     got = f"are {list(lhs)} and {list(rhs)}"
@@ -155,6 +186,10 @@ def check_shapes(operation: str, lhs: Shape, rhs: Shape, sizes: jax.Array) -> No
             "one size for each group is needed",
             "pass integers [G], 0 for an empty group",
         )
+        raise ValueError(message(operation, "`group_sizes`", got, needs, remedy))
+    elif not is_known(sizes.shape):
+        got, needs = f"has symbolic shape {sizes.shape}", "the number of groups has to be known"
+        remedy = "export with a number of groups; rows may be symbolic"
         raise ValueError(message(operation, "`group_sizes`", got, needs, remedy))
     else:
         return

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call.ops.ragged_call import ragged_dot as bind
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
-from jaxfp8._ops.ragged import as_sizes, check_shapes
+from jaxfp8._ops.ragged import as_sizes, check_known_sizes, check_shapes
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.scaling import ScalingState
 from jaxfp8._recipes.training import check_state, refuse_second_derivative
@@ -68,8 +68,8 @@ def fp8_ragged_dot(
     Raises:
       TypeError: an operand has another dtype; the state does not fit the recipe; or a gradient is
         differentiated.
-      ValueError: shapes do not fit; the recipe asks for second derivatives; or the state has
-        negative values and is no tracer.
+      ValueError: shapes do not fit; known sizes do not fit `lhs`; the recipe asks for second
+        derivatives; or the state has negative values and is no tracer.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -94,6 +94,7 @@ def fp8_ragged_dot(
         needs, remedy = "[M, K] and [G, K, N] are needed", "flatten batch axes into rows"
         raise ValueError(message(_OPERATION, "shapes of `lhs` and `rhs`", got, needs, remedy))
     check_shapes(_OPERATION, x.shape, w.shape, sizes)
+    check_known_sizes(_OPERATION, group_sizes, x.shape, w.shape)
     promoted = jnp.promote_types(x.dtype, w.dtype)
     dtype = promoted if preferred_element_type is None else preferred_element_type
     problem = _Problem(

@@ -87,9 +87,8 @@ def test_a_zero_point_counts():
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint32])
 def test_sizes_may_have_any_integer_dtype(dtype):
     w = jaxfp8.QArray(jnp.array([1, 2], jnp.int8).reshape(2, 1, 1), jnp.float32(1))
-    y = jaxfp8.ragged_dot(
-        jnp.ones((4, 1)), w, np.array([1, min(np.iinfo(dtype).max, 2**31 - 1)], dtype)
-    )
+    sizes = np.array([1, min(np.iinfo(dtype).max, 2**31 - 1)], dtype)
+    y = jax.jit(jaxfp8.ragged_dot)(jnp.ones((4, 1)), w, sizes)
     np.testing.assert_array_equal(y[:, 0], [1, 2, 2, 2])
 
 
@@ -195,9 +194,54 @@ def test_sizes_of_any_integer_type_count(dtype):
     np.testing.assert_array_equal(jaxfp8.ragged_dot(Q, W, jnp.asarray(SIZES, dtype)), whole)
 
 
-def test_sizes_beyond_32_bits_are_cut_off():
-    y = jaxfp8.ragged_dot(Q, W, np.array([2**32 + 1, 2**31]))
-    np.testing.assert_array_equal(y, jaxfp8.ragged_dot(Q, W, np.array([4, 0])))
+@pytest.mark.parametrize("kind", [np.array, jnp.array, list])
+@pytest.mark.parametrize(
+    ("sizes", "match"),
+    [
+        ([3, 2], r"`group_sizes` adds up to 5 rows.*4 at most are needed, as `lhs` has"),
+        ([2, -1], r"`group_sizes` has -1 for group 1"),
+        ([2**31 - 1, 1], r"adds up to 2147483648 rows"),
+    ],
+)
+def test_known_sizes_that_do_not_fit_are_refused(sizes, match, kind):
+    given = kind(sizes)
+    with pytest.raises(ValueError, match=match):
+        jaxfp8.ragged_dot(Q, W, given)
+    with pytest.raises(ValueError, match=match):
+        jax.jit(lambda q: jaxfp8.ragged_dot(q, W, given))(Q)
+    masked = jaxfp8.quantize(jnp.ones((2, 4, 8)), channelwise_axes=(0, 1))
+    if sizes[0] > 4:
+        with pytest.raises(ValueError, match=r"-1 for group 1|2147483647 for group 0, more than"):
+            jaxfp8.ragged_dot(masked, W, given)
+
+
+def test_unknown_sizes_are_cut_off():
+    """Below 0 they count as 0, and excess is left out, in 64 bits as well."""
+    run = jax.jit(jaxfp8.ragged_dot)
+    wanted = jaxfp8.ragged_dot(Q, W, np.array([0, 4]))
+    np.testing.assert_array_equal(run(Q, W, np.array([-3, 7])), wanted)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(run(Q, W, np.array([-(2**40), 2**40])), wanted)
+
+
+def test_symbolic_rows_are_products_by_definition(monkeypatch):
+    monkeypatch.setattr(strictness, "_WARNED", set())
+    rows, groups = jax.export.symbolic_shape("m, g")
+    x = jax.ShapeDtypeStruct((rows, 8), jnp.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call("jaxfp8_scaled_dot")]
+
+    @jax.jit
+    def product(x, w, sizes):
+        return jaxfp8.ragged_dot(x, jaxfp8.QArray(w, jnp.float32(0.5)), sizes)
+
+    codes, sizes = jnp.ones((2, 8, 3), jnp.int8), jnp.array([1, 2], jnp.int32)
+    with pytest.warns(jaxfp8.FallbackWarning, match="sizes are not known when the program"):
+        exported = jax.export.export(product, disabled_checks=checks)(x, codes, sizes)
+    y = exported.call(jnp.ones((4, 8)), codes, sizes)
+    np.testing.assert_array_equal(y[:, 0], [4, 4, 4, 0])
+    weights = jax.ShapeDtypeStruct((groups, 8, 3), jnp.int8)
+    with pytest.raises(ValueError, match=r"symbolic shape .* number of groups has to be known"):
+        jax.export.export(product)(x, weights, jax.ShapeDtypeStruct((groups,), jnp.int32))
 
 
 Q = jaxfp8.QArray(jnp.ones((4, 8), jnp.int8), jnp.ones((4, 1)))
@@ -327,7 +371,7 @@ def test_weights_beside_16_bits_go_into_the_call_as_they_are_stored(k_first):
             zero_point=True,
         ),
     )
-    call = functools.partial(ragged_lowering.call, spec=weights, split=False)
+    call = functools.partial(ragged_lowering.call, spec=weights)
     sizes = jnp.asarray(case.sizes, jnp.int32)
     traced = jax.make_jaxpr(call)(lhs, rhs.qvalue, sizes, rhs.scale, rhs.zero_point)
     (eqn,) = [e for e in traced.eqns if e.primitive.name == "ffi_call"]

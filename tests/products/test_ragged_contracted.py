@@ -252,7 +252,7 @@ def test_the_call_has_lines_of_whole_16_bytes_and_scales_of_one_group():
     problem = spec(tile=128)
     shapes = [((5, 300), FP8), ((7, 300), FP8), ((3,), "int32"), ((5, 3), "float32")]
     shapes += [((7, 3), "float32")]
-    call = functools.partial(ragged_lowering.call, spec=problem, split=False)
+    call = functools.partial(ragged_lowering.call, spec=problem)
     traced = jax.make_jaxpr(call)(*(jax.ShapeDtypeStruct(*each) for each in shapes))
     (eqn,) = [e for e in traced.eqns if e.primitive.name == "ffi_call"]
     got = [v.aval.shape for v in eqn.invars]

@@ -159,6 +159,8 @@ def test_only_codes_are_kept():
         ({"lhs": np.ones((2, 3), np.int8)}, TypeError, "lhs"),
         ({"group_sizes": np.ones(2)}, TypeError, "group_sizes"),
         ({"group_sizes": np.ones(3, int)}, ValueError, "one size for each group"),
+        ({"group_sizes": np.array([4, 3])}, ValueError, "adds up to 7 rows"),
+        ({"group_sizes": [-1, 3]}, ValueError, "-1 for group 0"),
         ({"state": jaxfp8.ScalingState.init(DELAYED)}, TypeError, "CurrentScaling has none"),
         (
             {"recipe": jaxfp8.CurrentScaling(second_derivatives=True)},

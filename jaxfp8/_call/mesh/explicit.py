@@ -316,14 +316,11 @@ def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
     return [NamedSharding(mesh, spec) for spec in specs]
 
 
-def followed(avals: Sequence[Any], factors: Factors) -> NamedSharding | None:
-    """The sharding of a result that is split as the operands are; None off explicit axes.
+def followed(avals: Sequence[Any], factors: Factors) -> NamedSharding:
+    """The sharding of a result that is split as the operands are, on a mesh of explicit axes.
 
     The first operand with a split factor decides. A mesh axis splits one factor.
     """
-    mesh = mesh_of(avals)
-    if mesh is None:
-        return None
     own: dict[str | None, Axes] = {}
     for aval, names in zip(avals, factors.operands, strict=True):
         for name, axes in zip(names, splits(aval), strict=True):
@@ -332,7 +329,7 @@ def followed(avals: Sequence[Any], factors: Factors) -> NamedSharding | None:
     for name in factors.results[0]:
         taken = {axis for axes in entries for axis in axes}
         entries.append(tuple(axis for axis in own.get(name or "", ()) if axis not in taken))
-    return NamedSharding(mesh, _spec(entries))
+    return NamedSharding(mesh_of(avals), _spec(entries))
 
 
 def output_avals(

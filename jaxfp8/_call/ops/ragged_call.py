@@ -95,8 +95,10 @@ def _sharding(
     avals: Sequence[Any], spec: RaggedSpec, asked: PartitionSpec | None
 ) -> NamedSharding | None:
     """The sharding of the output along explicit axes."""
+    if explicit.mesh_of(avals) is None:
+        return None
     sharding = explicit.followed(avals, ragged_shards.factors(spec))
-    return sharding if sharding is None or asked is None else sharding.update(spec=asked)
+    return sharding if asked is None else sharding.update(spec=asked)
 
 
 # Batching and differentiation: those of its definition. 8-bit values have no derivative.
