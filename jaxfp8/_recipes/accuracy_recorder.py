@@ -76,7 +76,7 @@ class Call:
                 of_input, of_weight = self.state
                 narrow = forward_codes(recipe, self.x, of_input, tuple(axes), tuple(batch))
                 sums = tuple(contracting), tuple(shared)
-                held = forward_codes(recipe, self.wide, of_weight, *sums)
+                held = forward_codes(recipe, self.wide, of_weight, *sums, is_weight=True)
             activation = (self.x, narrow)
         weight = (self.wide, held) if self.is_known else None
         return {"weight": weight, "activation": activation, "second": second}

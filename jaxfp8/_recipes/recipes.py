@@ -237,10 +237,11 @@ class CurrentScaling:
     """FP8 training with scales from the tensors of the same step; there is no state.
 
     Attributes:
-      granularity: "tensor", or "channel": one scale for each index that is not summed over. A
-        tensor that two products sum along different axes is then quantised once for each of them.
+      granularity: "tensor"; "channel": one scale for each index that is not summed over; or
+        "block": 128 x 128 of a weight, and 128 along the sum of anything else. Except for a weight
+        in blocks, a tensor that two products sum along different axes is then quantised for each.
       power_of_two: whether scales are rounded up to powers of two, which makes scaling exact;
-        by default with "channel" and not with "tensor".
+        by default unless there is one for each tensor.
       forward_dtype: dtype of activations and weights.
       gradient_dtype: dtype of the gradients that flow back.
       precision: accumulation of the forward product; DEFAULT lets a device be fast.
@@ -249,7 +250,7 @@ class CurrentScaling:
         kept in floats, too, for the backward pass.
     """
 
-    granularity: Literal["tensor", "channel"] = "tensor"
+    granularity: Literal["tensor", "channel", "block"] = "tensor"
     power_of_two: bool | None = None
     forward_dtype: DTypeLike = jnp.float8_e4m3fn
     gradient_dtype: DTypeLike = jnp.float8_e5m2
@@ -261,15 +262,17 @@ class CurrentScaling:
         """Checks the fields and settles the default."""
         operation = "jaxfp8.CurrentScaling"
         _check_training_dtypes(operation, self)
-        _check_choice(operation, "granularity", self.granularity, ("tensor", "channel"))
+        _check_choice(operation, "granularity", self.granularity, ("tensor", "channel", "block"))
         if self.power_of_two is None:
-            object.__setattr__(self, "power_of_two", self.granularity == "channel")
+            object.__setattr__(self, "power_of_two", self.granularity != "tensor")
 
-    def quantization(self, dtype: DTypeLike) -> Quantization:
+    def quantization(self, dtype: DTypeLike, is_weight: bool = False) -> Quantization:
         """How a tensor is held: as `forward_dtype` or `gradient_dtype`."""
+        of_blocks = FP8_BLOCK.weight if is_weight else FP8_BLOCK.activation
+        assert of_blocks is not None
         return Quantization(
             dtype=dtype,
-            granularity=self.granularity,
+            granularity=of_blocks.granularity if self.granularity == "block" else self.granularity,
             scale_dtype=jnp.float8_e8m0fnu if self.power_of_two else jnp.float32,
         )
 

@@ -211,7 +211,11 @@ def _forward(
         lhs, old[0], (lhs_axes, free_axes(lhs.ndim, lhs_axes, lhs_batch)), lhs_batch
     )
     rhs_codes, new_kernel = code(
-        rhs, old[1], (rhs_axes, free_axes(rhs.ndim, rhs_axes, rhs_batch)), rhs_batch
+        rhs,
+        old[1],
+        (rhs_axes, free_axes(rhs.ndim, rhs_axes, rhs_batch)),
+        rhs_batch,
+        is_weight=True,
     )
     out_dtype, precision = problem.out_dtype, recipe.precision
     rank = lhs.ndim + rhs.ndim - 2 * len(lhs_axes) - len(lhs_batch)

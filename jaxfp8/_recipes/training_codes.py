@@ -23,13 +23,18 @@ from jaxfp8._value.spec import Shape, tile_counts
 
 
 def forward_codes(
-    recipe: TrainingRecipe, x: jax.Array, old: Scaling | None, contracting: Shape, batch: Shape
+    recipe: TrainingRecipe,
+    x: jax.Array,
+    old: Scaling | None,
+    contracting: Shape,
+    batch: Shape,
+    is_weight: bool = False,
 ) -> QArray:
     """An operand as the forward product takes it; `old` is its delayed scaling, if it has one."""
     dtype = recipe.forward_dtype
     if isinstance(recipe, DelayedScaling) and old is not None:
         return quantize(x, dtype, scale=scale_outside_training(recipe, dtype, old, x))
-    return _unremembered(recipe, dtype).quantize(x, contracting, batch)
+    return _unremembered(recipe, dtype, is_weight).quantize(x, contracting, batch)
 
 
 def is_twice_differentiable(recipe: TrainingRecipe) -> bool:
@@ -46,13 +51,15 @@ def encode_for_products(
     batch: Shape,
     both: bool = True,
     training: bool = True,
+    is_weight: bool = False,
 ) -> tuple[tuple[Codes, Codes], Scaling | None]:
     """A tensor in 8 bits for its two products, and its next scaling.
 
-    The products sum over different axes. With one scale for the whole tensor both have the same
-    codes. On a GPU each has them in its fastest layout. With a scale per row, scales may not vary
-    along the summed axes, so the tensor is quantised twice. Unless `both`, only the first codes are
-    of use. A training step pays for no amax in front of the codes.
+    The products sum over different axes. With one scale for the whole tensor, or one for each
+    square, both have the same codes. On a GPU each has codes of one scale in its fastest layout.
+    With a scale per row, scales may not vary along the summed axes, so the tensor is quantised
+    twice. Unless `both`, only the first codes are of use. A training step pays for no amax in front
+    of the codes.
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
         outside = functools.partial(scale_outside_training, x=x)
@@ -60,7 +67,7 @@ def encode_for_products(
         encoded = encode(x, dtype, scale, _transpose_from(x, summed, batch, both))
         assert encoded.amax is not None  # there is one beside a given scale
         return _layouts(encoded, summed), record(old, scale, encoded.amax)
-    how = _unremembered(recipe, dtype)
+    how = _unremembered(recipe, dtype, is_weight)
     if not (both and is_twice_differentiable(recipe)):
         return _by_own_amax(how, x, summed, batch, both), None
     first, second = _by_own_amax(how, jax.lax.stop_gradient(x), summed, batch, both)
@@ -75,16 +82,17 @@ def _by_own_amax(
         encoded = encode(x, how.dtype, None, _transpose_from(x, summed, batch, both))
         return _layouts(encoded, summed)
     first = _codes(how.quantize(x, summed[0], batch))
-    if how.granularity == "tensor":
+    ours, theirs = (how.tiles(x.shape, axes, batch) for axes in summed)
+    if ours == theirs:
         return first, first
     return first, _codes(how.quantize(x, summed[1], batch))
 
 
-def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike) -> Quantization:
+def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike, is_weight: bool) -> Quantization:
     """How a tensor without a delayed scaling is quantised: by its own amax."""
     if isinstance(recipe, DelayedScaling):
         return Quantization(dtype=dtype, granularity="tensor")
-    return recipe.quantization(dtype)
+    return recipe.quantization(dtype, is_weight)
 
 
 def _codes(q: QArray) -> Codes:

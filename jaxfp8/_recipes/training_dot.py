@@ -85,6 +85,7 @@ def multiply(
 
 def _straight(codes: Codes, wide: jax.Array) -> jax.Array:
     """The values of codes, in float32 and the operand's order of axes, as if not rounded."""
-    q = QArray(jax.lax.bitcast_convert_type(codes.values, jnp.dtype(codes.dtype)), codes.scale)
+    values = jax.lax.bitcast_convert_type(codes.values, jnp.dtype(codes.dtype))
+    q = QArray(values, codes.scale, tiles=codes.tiles)
     axes = [codes.order.index(axis) for axis in range(q.ndim)]
     return straight_through(dequantize(q, jnp.float32).transpose(axes), wide)

@@ -59,7 +59,7 @@ def fp8_ragged_dot(
       group_sizes: integers [G], as in `jaxfp8.ragged_dot`.
       state: the scales of `DelayedScaling`, as in `fp8_dot_general`.
       recipe: `DelayedScaling` (default) or `CurrentScaling`. Its granularity holds for each expert:
-        with "channel" each output channel of each expert has a scale.
+        with "channel" each output channel of each expert has a scale, with "block" each 128 x 128.
       preferred_element_type: output dtype; by default the dtype both operands promote to.
 
     Returns:
@@ -146,7 +146,7 @@ def _forward(
         training=backward,
     )
     x_codes, new_input = code(x, old[0], _OF_TOKENS)
-    w_codes, new_kernel = code(w, old[1], _OF_WEIGHTS)
+    w_codes, new_kernel = code(w, old[1], _OF_WEIGHTS, is_weight=True)
     sides = (x_codes[0].spec((1,), ()), w_codes[0].spec((1,), (0,)))
     y = _multiply(x_codes[0], w_codes[0], sizes, sides, problem.out_dtype, recipe.precision)
     gradient = None if state is None else state.output_grad

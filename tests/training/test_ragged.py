@@ -18,6 +18,7 @@ RECIPES = {
     "delayed": DELAYED,
     "tensor": jaxfp8.CurrentScaling(),
     "channel": jaxfp8.CurrentScaling(granularity="channel"),
+    "block": jaxfp8.CurrentScaling(granularity="block"),
 }
 SIZES = (5, 0, 9, 3)
 ROWS, DEPTH, COLUMNS = 19, 48, 32
@@ -60,9 +61,9 @@ def test_one_group_is_the_dense_product(name):
         np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-5)
 
 
-def rounded(recipe, dtype, x, summed):
+def rounded(recipe, dtype, x, summed, **more):
     """The values that both products of a tensor see, in float64."""
-    both, _ = encode_for_products(recipe, dtype, x, None, summed, ())
+    both, _ = encode_for_products(recipe, dtype, x, None, summed, (), **more)
     values = []
     for codes in both:
         wide = jax.lax.bitcast_convert_type(codes.values, jnp.dtype(codes.dtype))
@@ -71,7 +72,7 @@ def rounded(recipe, dtype, x, summed):
     return values
 
 
-@pytest.mark.parametrize("name", ["tensor", "channel"])
+@pytest.mark.parametrize("name", ["tensor", "channel", "block"])
 def test_groups_multiply_rounded_operands(name):
     recipe = RECIPES[name]
     x, w, dy = draw()
@@ -79,7 +80,8 @@ def test_groups_multiply_rounded_operands(name):
     y, pull = jax.vjp(lambda x, w: dot(x, w, jnp.array(SIZES)), x, w)
     d_x, d_w = pull(dy)
     x_first, x_second = rounded(recipe, recipe.forward_dtype, x, ((1,), (0,)))
-    w_first, w_second = rounded(recipe, recipe.forward_dtype, w, ((1,), (2,)))
+    summed = (1,), (2,)
+    w_first, w_second = rounded(recipe, recipe.forward_dtype, w, summed, is_weight=True)
     g_first, g_second = rounded(recipe, recipe.gradient_dtype, dy, ((1,), (0,)))
     ends = np.cumsum(SIZES)
     wanted = np.zeros(y.shape), np.zeros(x.shape), np.zeros(w.shape)

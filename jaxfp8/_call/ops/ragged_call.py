@@ -127,7 +127,18 @@ def _batch(
 ) -> tuple[list[jax.Array], list[int]]:
     del split, out_sharding
     _tell_of_groups(spec, "it is under `vmap`")
-    return jax.vmap(functools.partial(_define, spec=spec), axes)(*operands), [0]
+    each = jax.vmap(functools.partial(_define, spec=spec), axes)
+    if mapped := explicit.splits_mapped(operands, axes):  # each device maps over its own part
+        entries = ([None] * (axis or 0) + [mapped if axis is not None else None] for axis in axes)
+        each = jax.shard_map(
+            each,
+            mesh=explicit.mesh_of(map(jax.typeof, operands)),
+            in_specs=tuple(PartitionSpec(*own) if any(own) else PartitionSpec() for own in entries),
+            out_specs=PartitionSpec(mapped),
+            axis_names=set(mapped),
+            check_vma=False,
+        )
+    return each(*operands), [0]
 
 
 def _jvp(
