@@ -129,16 +129,20 @@ def _batch(
     _tell_of_groups(spec, "it is under `vmap`")
     each = jax.vmap(functools.partial(_define, spec=spec), axes)
     if mapped := explicit.splits_mapped(operands, axes):  # each device maps over its own part
-        entries = ([None] * (axis or 0) + [mapped if axis is not None else None] for axis in axes)
         each = jax.shard_map(
             each,
             mesh=explicit.mesh_of(map(jax.typeof, operands)),
-            in_specs=tuple(PartitionSpec(*own) if any(own) else PartitionSpec() for own in entries),
+            in_specs=tuple(_split_at(axis, mapped) for axis in axes),
             out_specs=PartitionSpec(mapped),
             axis_names=set(mapped),
             check_vma=False,
         )
     return each(*operands), [0]
+
+
+def _split_at(axis: int | None, mesh_axes: tuple[str, ...]) -> PartitionSpec:
+    """The spec of an array split along one axis, or of a whole one."""
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, mesh_axes)
 
 
 def _jvp(
