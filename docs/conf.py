@@ -37,7 +37,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 # The navigation: (caption, pages). A page that is not there has no entry.
 NAVIGATION = (
     ("Use", ("start", "rewrite", "precision", "quantize_dots", "quantization")),
-    ("Flax", ("flax", "nnx", "training", "qlora")),
+    ("Flax", ("flax", "nnx", "training", "experts", "qlora")),
     ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
     (
         "Know",

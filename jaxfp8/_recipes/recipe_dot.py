@@ -136,8 +136,8 @@ def _forward(
     w_like = None
     if not isinstance(w, EightBitArray):
         w_q = recipe.quantize_weight(w, w_axes, w_batch)
-        w_like = _Like(jax.typeof(w))
-    kept = (x_q, w_q, bias, scale, zero, _Like(jax.typeof(x)), w_like)
+        w_like = like(w)
+    kept = (x_q, w_q, bias, scale, zero, like(x), w_like)
     with jax.named_scope(recipe.name) if recipe.rows > 1 else contextlib.nullcontext():
         return problem.dot(x_q, w_q, bias, recipe.compute), kept
 
@@ -149,7 +149,7 @@ def _backward(problem: _Problem, residuals: tuple[Any, ...], g: jax.Array) -> tu
     _, of_x = jax.vjp(lambda x, bias: problem.dot(x, w_q, bias), x, bias)
     _, of_w = jax.vjp(lambda w: problem.dot(x_q, w, None), w)
     d_x, d_bias = of_x(g)
-    nothing = jax.tree.map(_no_gradient, (scale, zero))
+    nothing = jax.tree.map(no_gradient, (scale, zero))
     return d_x, *of_w(g), *nothing, d_bias
 
 
@@ -169,7 +169,12 @@ class _Like:
         return compat.laid_out_like(zeros, self.type)
 
 
-def _no_gradient(x: Any) -> Any:
+def like(x: jax.Array) -> _Like:
+    """The type of an array."""
+    return _Like(jax.typeof(x))
+
+
+def no_gradient(x: Any) -> Any:
     """The gradient of a constant."""
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.floating):

@@ -16,7 +16,7 @@ from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._ops.ragged import as_sizes, check_known_sizes, check_shapes
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.scaling import ScalingState
-from jaxfp8._recipes.training import check_state, refuse_second_derivative
+from jaxfp8._recipes.training import Scalings, check_state, refuse_second_derivative
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes
 from jaxfp8._value import compat
@@ -81,6 +81,22 @@ def fp8_ragged_dot(
       >>> gradient[:, 0, 0].round().tolist()
       [14.0, 0.0, 7.0]
     """
+    return ragged_dot_and_scalings(
+        lhs, rhs, group_sizes, state, recipe=recipe, preferred_element_type=preferred_element_type
+    )[0]
+
+
+def ragged_dot_and_scalings(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    state: ScalingState | None = None,
+    *,
+    recipe: TrainingRecipe | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    evaluates: bool = False,
+) -> tuple[jax.Array, Scalings]:
+    """The product of `fp8_ragged_dot`, and the next scalings, as `dot_and_scalings` gives them."""
     recipe = DelayedScaling() if recipe is None else recipe
     check_state(_OPERATION, recipe, state)
     if is_twice_differentiable(recipe):
@@ -101,24 +117,30 @@ def fp8_ragged_dot(
         recipe=recipe,
         out_dtype=as_dtype(_OPERATION, "preferred_element_type", dtype, WIDE_FLOAT),
         types=(jax.typeof(x), jax.typeof(w)),
+        evaluates=evaluates,
     )
     x, w, sizes = compat.vary_alike((x, w, sizes))
-    return _product(problem, x, w, sizes, state)
+    y, scalings = _product(problem, x, w, sizes, state)
+    return y, jax.lax.stop_gradient(scalings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """How tensors are scaled, the dtype of the output, and the types of both operands."""
+    """How tensors are scaled, the dtype of the output, and the types of both operands.
+
+    With `evaluates` a derivative is no training step either.
+    """
 
     recipe: TrainingRecipe
     out_dtype: np.dtype
     types: tuple[jax.core.ShapedArray, jax.core.ShapedArray]
+    evaluates: bool
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
     problem: _Problem, x: jax.Array, w: jax.Array, sizes: jax.Array, state: ScalingState | None
-) -> jax.Array:
+) -> tuple[jax.Array, Scalings]:
     return _forward(problem, x, w, sizes, state, backward=False)[0]
 
 
@@ -129,7 +151,7 @@ def _forward(
     sizes: jax.Array,
     state: ScalingState | None,
     backward: bool = True,
-) -> tuple[jax.Array, Any]:
+) -> tuple[tuple[jax.Array, Scalings], Any]:
     recipe = problem.recipe
     if backward:
         x, w = (
@@ -143,20 +165,22 @@ def _forward(
         recipe.forward_dtype,
         batch=(),
         both=backward,
-        training=backward,
+        training=backward and not problem.evaluates,
     )
     x_codes, new_input = code(x, old[0], _OF_TOKENS)
     w_codes, new_kernel = code(w, old[1], _OF_WEIGHTS, is_weight=True)
     sides = (x_codes[0].spec((1,), ()), w_codes[0].spec((1,), (0,)))
     y = _multiply(x_codes[0], w_codes[0], sizes, sides, problem.out_dtype, recipe.precision)
     gradient = None if state is None else state.output_grad
-    return y, (x_codes[1], w_codes[1], sizes, new_input, new_kernel, gradient)
+    scalings = new_input, new_kernel
+    return (y, scalings), (x_codes[1], w_codes[1], sizes, *scalings, gradient)
 
 
 def _backward(
-    problem: _Problem, residuals: Any, dy: jax.Array
+    problem: _Problem, residuals: Any, cotangents: tuple[jax.Array, Any]
 ) -> tuple[jax.Array, jax.Array, None, ScalingState | None]:
     """Gradients of tokens and weights, and the next state in place of a gradient of the state."""
+    dy, _ = cotangents
     x, w, sizes, new_input, new_kernel, old = residuals
     recipe, (x_type, w_type) = problem.recipe, problem.types
     dy = refuse_second_derivative(_OPERATION, recipe, "the gradient of the output", dy, _IN_FLOATS)

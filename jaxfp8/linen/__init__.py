@@ -5,6 +5,7 @@
 
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._load import load
+from jaxfp8.linen._moe import GroupedDense, MoE
 from jaxfp8.linen._partition import combine, partition
 from jaxfp8.linen._prepare import prepare
 from jaxfp8.linen._quantize import quantize
@@ -13,6 +14,7 @@ from jaxfp8.linen._serialization import register as _register
 from jaxfp8.linen._training import (
     Fp8DirectDotGeneralOp,
     Fp8Einsum,
+    Fp8RaggedDot,
     accumulate,
     shared_scaling,
     split_state,
@@ -27,6 +29,9 @@ __all__ = [
     "Embed",
     "Fp8DirectDotGeneralOp",
     "Fp8Einsum",
+    "Fp8RaggedDot",
+    "GroupedDense",
+    "MoE",
     "accumulate",
     "combine",
     "load",

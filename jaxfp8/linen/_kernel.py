@@ -41,7 +41,7 @@ class Weight:
       contracting: axes of the sum of the layer's product.
       batch: batch axes of that product.
       recipe: how it is held.
-      looked_up: whether its rows are looked up, too.
+      why_not_prepared: why `jaxfp8.linen.prepare` leaves it as it is; "" if it does not.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Weight:
     contracting: Shape
     batch: Shape = ()
     recipe: Recipe
-    looked_up: bool = False
+    why_not_prepared: str = ""
 
     def quantize(self, value: Any) -> Any:
         """A float weight in 8 bits; each array gets its box of metadata."""

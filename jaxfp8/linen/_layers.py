@@ -227,7 +227,11 @@ class Embed(_Layer):
         """Makes or finds the table."""
         shape = (self.num_embeddings, self.features)
         weight = Weight(
-            name="embedding", shape=shape, contracting=(1,), recipe=self.recipe, looked_up=True
+            name="embedding",
+            shape=shape,
+            contracting=(1,),
+            recipe=self.recipe,
+            why_not_prepared="its rows are looked up",
         )
         self.embedding = weight_of(self, weight, self.embedding_init, self.param_dtype)
 

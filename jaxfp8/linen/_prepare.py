@@ -71,8 +71,8 @@ def _why_not(weight: Weight, value: Any) -> str:
     """Why a weight is left as it is; "" if it is prepared."""
     if isinstance(value, prepared.PreparedArray):
         return "it is prepared already"
-    if weight.looked_up:
-        return "its rows are looked up"
+    if weight.why_not_prepared:
+        return weight.why_not_prepared
     q = prepared.stored(value)
     if not all(hasattr(leaf, "dtype") for leaf in (q.qvalue, q.scale)):
         return "it has metadata of sharding"

@@ -32,7 +32,8 @@ from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.linen import _layers
 from jaxfp8.linen._apply import applied, check_call
 from jaxfp8.linen._kernel import INPUT_SCALE, PARAMS
-from jaxfp8.linen._training import scaling_of, training_recipe
+from jaxfp8.linen._moe import GroupedDense
+from jaxfp8.linen._training import PRODUCTS, scaling_of, training_recipe
 
 _OPERATION = "jaxfp8.linen.report"
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
@@ -40,6 +41,7 @@ _OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.DenseGeneral: _layers.DenseGeneral,
     nn.Einsum: _layers.Einsum,
     nn.Embed: _layers.Embed,
+    GroupedDense: GroupedDense,
 }
 _FLAX = {ours: theirs for theirs, ours in _OURS.items()}
 _METHODS = ("__call__", "attend")
@@ -200,7 +202,8 @@ class _Watch:
         recipe = self._recipe(path, module) if known else None
         if recipe is not None and not self.selects(path, module):
             recipe = None
-        is_narrow = type(module) in _FLAX or training_recipe(module) is not None
+        is_layer = isinstance(module, tuple(_OURS))
+        is_narrow = type(module) in _FLAX or (is_layer and training_recipe(context.module))
         if recipe is None and not is_narrow:
             return call(*args, **kwargs)
         compared = _Call(module, recipe, args, kwargs, context.method_name)
@@ -229,11 +232,11 @@ class _Watch:
         return self.recorder.layer_of(compared.measured(path, held), exact=y, got=y8)
 
     def _recipe(self, path: str, module: nn.Module) -> Recipe | TrainingRecipe | None:
-        if type(module) in _FLAX:
+        if type(module) in _FLAX and module.recipe is not None:  # type: ignore[attr-defined]
             self.paths.add(path)
             return module.recipe  # type: ignore[attr-defined]
         training = training_recipe(module)
-        if getattr(module, "dot_general_cls", None) is not None and training is None:
+        if training is None and any(getattr(module, name, None) is not None for name in PRODUCTS):
             return None  # a product of its own
         if self.rules or training is not None:
             self.paths.add(path)
@@ -274,7 +277,7 @@ class _Call:
     def in_8_bits(self) -> tuple[Any, Any]:
         """The parameters of the 8-bit layer, and its output."""
         kind = _OURS.get(type(self.module), type(self.module))
-        ours = _like(self.module, kind, recipe=self.recipe)
+        ours = _like(self.module, kind, **_usual(kind), recipe=self.recipe)
         kwargs = {**self.kwargs, "method": self.method}
         if any(map(is_held, self.own.values())):  # static scales stay as they were calibrated
             return self.own, ours.apply({PARAMS: self.own}, *self.args, **kwargs)
@@ -306,8 +309,14 @@ def _widened(value: Any) -> Any:
 
 def _as_flax(module: nn.Module) -> nn.Module:
     """The layer of Flax, in floats."""
-    fields = {"dot_general_cls": None} if hasattr(module, "dot_general_cls") else {}
-    return _like(module, _FLAX.get(type(module), type(module)), **fields)
+    kind = _FLAX.get(type(module), type(module))
+    fields = {"recipe": None} if hasattr(kind, "recipe") else {}
+    return _like(module, kind, **_usual(kind), **fields)
+
+
+def _usual(kind: type[nn.Module]) -> dict[str, None]:
+    """The arguments that give a layer its usual product."""
+    return {name: None for name in PRODUCTS if hasattr(kind, name)}
 
 
 def _like(module: nn.Module, kind: type[nn.Module], **fields: Any) -> nn.Module:
@@ -325,6 +334,8 @@ def _numbers(module: Any, x: jax.Array, kernel: Shape) -> DimensionNumbers:
         return (axes, tuple(range(first, first + len(axes)))), (batch, tuple(range(first)))
     if isinstance(module, nn.Einsum | _layers.Einsum) and module.einsum_str:
         return einsum.parse(_OPERATION, module.einsum_str, x.shape, kernel).numbers
+    if isinstance(module, GroupedDense):
+        return ((x.ndim - 1,), (1,)), ((), (0,))
     axis = 1 if isinstance(module, nn.Embed | _layers.Embed) else 0
     return ((x.ndim - 1,), (axis,)), ((), ())
 

@@ -20,9 +20,13 @@ from jaxfp8._ops import einsum
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
 from jaxfp8._recipes.training import fp8_dot_general
+from jaxfp8._recipes.training_ragged import fp8_ragged_dot
 from jaxfp8._value import compat
 from jaxfp8._value.errors import message
 from jaxfp8._value.spec import DimensionNumbers
+
+# Arguments of layers for the class of their product.
+PRODUCTS = ("dot_general_cls", "ragged_dot_cls")
 
 
 class _Fp8(nn.Module):
@@ -170,9 +174,38 @@ class Fp8Einsum(_Fp8):
         return self._dot(lhs, rhs, parsed.numbers, dtype).transpose(parsed.order)
 
 
+class Fp8RaggedDot(_Fp8):
+    """FP8 training for the argument `ragged_dot_cls` of `GroupedDense` and `MoE`.
+
+    Attributes:
+      recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8, jaxfp8.linen
+      >>> product = jaxfp8.linen.Fp8RaggedDot(recipe=jaxfp8.CurrentScaling())
+      >>> x, w = jnp.ones((5, 8)), jnp.ones((2, 8, 4))
+      >>> product.apply({}, x, w, jnp.array([3, 2])).shape
+      (5, 4)
+    """
+
+    def __call__(
+        self,
+        lhs: ArrayLike,
+        rhs: ArrayLike,
+        group_sizes: ArrayLike,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+    ) -> jax.Array:
+        """The ragged dot of rows `lhs` and weights `rhs`; see `jaxfp8.fp8_ragged_dot`."""
+        del precision
+        asked: dict[str, Any] = {"preferred_element_type": preferred_element_type}
+        return fp8_ragged_dot(lhs, rhs, group_sizes, self.state, recipe=self.recipe, **asked)
+
+
 def training_recipe(layer: nn.Module) -> TrainingRecipe | None:
     """The recipe of a layer in FP8 training, with our classes or Flax's; None for others."""
-    given: Any = getattr(layer, "dot_general_cls", None)
+    slots = (getattr(layer, name, None) for name in PRODUCTS)
+    given: Any = next((slot for slot in slots if slot is not None), None)
     cls = given.func if isinstance(given, functools.partial) else given
     if not isinstance(cls, type) or not issubclass(cls, (_Fp8, Fp8DotGeneralBase)):
         return None

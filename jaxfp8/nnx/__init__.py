@@ -4,10 +4,19 @@
 """
 
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral, LoRALinear
+from jaxfp8.nnx._grouped import GroupedLinear
+from jaxfp8.nnx._layers import (
+    Einsum,
+    Embed,
+    Linear,
+    LinearGeneral,
+    LoRALinear,
+    QGroupedLinear,
+)
 from jaxfp8.nnx._load import load
+from jaxfp8.nnx._moe import MoE
 from jaxfp8.nnx._prepare import prepare, unprepare
-from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum
+from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, Fp8RaggedDot
 from jaxfp8.nnx._quantize import dequantize, quantize
 from jaxfp8.nnx._report import report
 from jaxfp8.nnx._training import fp8_training
@@ -19,9 +28,13 @@ __all__ = [
     "Embed",
     "Fp8DotGeneral",
     "Fp8Einsum",
+    "Fp8RaggedDot",
+    "GroupedLinear",
     "Linear",
     "LinearGeneral",
     "LoRALinear",
+    "MoE",
+    "QGroupedLinear",
     "QParam",
     "dequantize",
     "fp8_training",

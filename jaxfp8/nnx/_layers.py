@@ -12,9 +12,11 @@ from jax.typing import ArrayLike
 
 from jaxfp8._ops import einsum
 from jaxfp8._recipes.embedding import lookup
+from jaxfp8._recipes.recipe_ragged import recipe_ragged_dot
 from jaxfp8._value import compat
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
+from jaxfp8.nnx._grouped import GroupedLinear
 
 
 class Linear(EightBitLayer):
@@ -274,6 +276,59 @@ class Embed(EightBitLayer):
             return self._product(x, self.numbers(x), out_sharding=out_sharding)
 
 
+class QGroupedLinear(EightBitLayer):
+    """`GroupedLinear` with its weight in 8 bits: `y[m] = q(x)[m] @ q(kernel)[g(m)]`.
+
+    Args:
+      num_groups: number of matrices.
+      in_features, out_features: sizes of the rows of input and output.
+      recipe: how kernel and input are held; one without `terms` and `compute`.
+      **settings: those of `GroupedLinear`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = jaxfp8.nnx.QGroupedLinear(2, 8, 4, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((5, 8)), jnp.array([3, 2])).shape, layer.weight
+      ((5, 4), QArray(float8_e4m3fn[2,8,4], scale=float32[2,1,4]))
+    """
+
+    num_groups: int
+    in_features: int
+    out_features: int
+    precision: Any
+
+    FLOAT = GroupedLinear
+    _POSITIONAL = ("num_groups", "in_features", "out_features")
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        return (1,), (0,)
+
+    @staticmethod
+    def shape_of(layer: Any) -> Shape:
+        """Shape of the weight of an unstacked layer."""
+        return layer.num_groups, layer.in_features, layer.out_features
+
+    def numbers(self, x: jax.Array, group_sizes: Any = None) -> DimensionNumbers:
+        """Axes of the product with an input; groups are a batch of the kernel alone."""
+        del group_sizes
+        self._check_sizes(x, (-1,), (self.in_features,))
+        return ((x.ndim - 1,), (1,)), ((), (0,))
+
+    def why_not_prepared(self) -> str:
+        """Why `jaxfp8.nnx.prepare` leaves the layer as it is."""
+        return "products of groups take no prepared weight"
+
+    def __call__(self, inputs: ArrayLike, group_sizes: ArrayLike) -> jax.Array:
+        """Rows [M, in_features] sorted by group, and the number of rows of each."""
+        with self._scope():
+            x = self.cast(inputs)
+            self.numbers(x)
+            given = {"scale": self.static_scale(), "precision": self.precision}
+            return recipe_ragged_dot(x, self.weight, group_sizes, self.recipe, **given)
+
+
 TWINS: dict[type[nnx.Module], type[EightBitLayer]] = {
-    layer.FLOAT: layer for layer in (Linear, LoRALinear, LinearGeneral, Einsum, Embed)
+    layer.FLOAT: layer
+    for layer in (Linear, LoRALinear, LinearGeneral, Einsum, Embed, QGroupedLinear)
 }

@@ -8,6 +8,7 @@ So the backward pass scales it by its own amax.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,10 +21,12 @@ from jaxfp8._ops import einsum
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training import dot_and_scalings
+from jaxfp8._recipes.training_ragged import ragged_dot_and_scalings
 from jaxfp8._value import compat
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import undifferentiated
 from jaxfp8._value.spec import DimensionNumbers, Shape
+from jaxfp8.nnx._grouped import GroupedLinear
 
 
 class ScalingStat(nnx.Variable):
@@ -93,29 +96,24 @@ class Fp8DotGeneral(nnx.Module):
           out_sharding: sharding of the output, as of `jax.lax.dot_general`.
         """
         del precision
-        with jax.named_scope(self.path) if self.path else contextlib.nullcontext():
-            lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-            return self._dot(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
+        with self._scope():
+            return self._dot(
+                dot_and_scalings,
+                jnp.asarray(lhs),
+                jnp.asarray(rhs),
+                dimension_numbers,
+                preferred_element_type=preferred_element_type,
+                out_sharding=out_sharding,
+            )
 
-    def _dot(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        numbers: DimensionNumbers,
-        dtype: DTypeLike | None,
-        out_sharding: Any,
-    ) -> jax.Array:
+    def _scope(self) -> Any:
+        return jax.named_scope(self.path) if self.path else contextlib.nullcontext()
+
+    def _dot(self, multiply: Callable[..., tuple[jax.Array, Any]], *args: Any, **kw: Any) -> Any:
+        """A product with the state, which then has its next scalings."""
         state = self.state()
-        y, scalings = dot_and_scalings(
-            lhs,
-            rhs,
-            numbers,
-            state,
-            recipe=self.recipe,
-            preferred_element_type=dtype,
-            out_sharding=out_sharding,
-            evaluates=self.use_running_average,
-        )
+        known: dict[str, Any] = {"recipe": self.recipe, "evaluates": self.use_running_average}
+        y, scalings = multiply(*args, state, **known, **kw)
         if state is not None and not self.use_running_average:
             of_input, of_kernel = scalings
             _enter(self.input_scale, self.input_amax_history, of_input)
@@ -195,11 +193,39 @@ class Fp8Einsum(Fp8DotGeneral):
         return compat.sharded(y.transpose(parsed.order), out_sharding)
 
 
+class Fp8RaggedDot(Fp8DotGeneral):
+    """The same for the argument `ragged_dot` of `GroupedLinear`, the experts of `MoE`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> product = jaxfp8.nnx.Fp8RaggedDot(jaxfp8.CurrentScaling())
+      >>> layer = jaxfp8.nnx.GroupedLinear(2, 8, 4, ragged_dot=product, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((5, 8)), jnp.array([3, 2])).shape
+      (5, 4)
+    """
+
+    def __call__(  # type: ignore[override]
+        self,
+        lhs: ArrayLike,
+        rhs: ArrayLike,
+        group_sizes: ArrayLike,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+    ) -> jax.Array:
+        """The ragged dot of rows `lhs` and weights `rhs`; see `jaxfp8.fp8_ragged_dot`."""
+        del precision
+        asked = {"preferred_element_type": preferred_element_type}
+        with self._scope():
+            return self._dot(ragged_dot_and_scalings, lhs, rhs, group_sizes, **asked)
+
+
 # The default products of Flax's layers.
 USUAL: dict[str, Any] = {
     "dot_general": jax.lax.dot_general,
     "dot_general_cls": None,
     "einsum_op": jnp.einsum,
+    "ragged_dot": jax.lax.ragged_dot,
     "promote_dtype": promote_dtype,
 }
 # By kind of layer, the attribute for its product, and the product of FP8 training.
@@ -207,6 +233,7 @@ SLOTS: dict[type[nnx.Module], tuple[str, type[Fp8DotGeneral]]] = {
     nnx.Linear: ("dot_general", Fp8DotGeneral),
     nnx.LinearGeneral: ("dot_general", Fp8DotGeneral),
     nnx.Einsum: ("einsum_op", Fp8Einsum),
+    GroupedLinear: ("ragged_dot", Fp8RaggedDot),
 }
 
 

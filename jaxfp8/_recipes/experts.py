@@ -1,0 +1,204 @@
+"""Mixtures of experts: routing, rows sorted by expert, and the weighted sum back in tokens.
+
+    logits [T, E] --route--> weights, experts [T, k] --sort--> rows [T k, D], sizes [E]
+    y [T, D]  <--sum over k of weight * row--  network(rows, sizes)
+
+All shapes are static, and no token is dropped: group sizes alone depend on data. The layers of
+linen and nnx share these functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxfp8._value.checks import as_index
+from jaxfp8._value.errors import message, shown
+
+Network = Callable[[jax.Array, jax.Array], jax.Array]
+# Added to a sum of scores, as DeepSeek does: sigmoids may all be zero.
+_TINY = 1e-20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How tokens choose experts.
+
+    Attributes:
+      operation: the layer, for errors.
+      num_experts, top_k: number of experts, and of those of one token.
+      score: "softmax" over all experts, or "sigmoid" of each.
+      renormalize: whether the weights of a token are divided by their sum.
+      scale: a factor of all weights.
+      num_groups, top_groups: number of equal groups of experts, and of those a token may choose
+        from. The score of a group is its largest; with "sigmoid" the sum of its two largest.
+    """
+
+    operation: str
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that contradict each other."""
+        count, groups = self.num_experts, self.num_groups
+        within = {"top_k": count, "num_groups": count, "top_groups": groups}
+        for name, most in within.items():
+            if not 1 <= (as_index(getattr(self, name)) or 0) <= most:
+                self._refuse(name, f"a number from 1 to {most} is needed")
+        if self.score not in ("softmax", "sigmoid"):
+            self._refuse("score", "'softmax' or 'sigmoid' is needed")
+        if count % groups:
+            self._refuse("num_groups", f"groups of {count} experts need equal sizes")
+        if self.top_groups * (count // groups) < self.top_k:
+            self._refuse("top_groups", f"so many groups hold fewer experts than {self.top_k}")
+
+    def _refuse(self, name: str, needs: str) -> None:
+        got, remedy = f"is {shown(getattr(self, name))}", "choose another that fits the others"
+        raise ValueError(message(self.operation, f"`{name}`", got, needs, remedy))
+
+    def __call__(self, logits: jax.Array, bias: jax.Array | None = None) -> Routed:
+        """Chooses experts.
+
+        Args:
+          logits: [..., experts].
+          bias: [experts], added to scores for the choice alone, not to weights.
+        """
+        logits = logits.astype(jnp.float32)
+        scores = jax.nn.softmax(logits) if self.score == "softmax" else jax.nn.sigmoid(logits)
+        choice = scores if bias is None else scores + bias.astype(jnp.float32)
+        _, experts = jax.lax.top_k(self._allowed(jax.lax.stop_gradient(choice)), self.top_k)
+        weights = jnp.take_along_axis(scores, experts, -1)
+        if self.renormalize:
+            weights = weights / (weights.sum(-1, keepdims=True) + _TINY)
+        return Routed(weights * self.scale, experts, scores)
+
+    def _allowed(self, choice: jax.Array) -> jax.Array:
+        """Scores of the best groups, and minus infinity for the others."""
+        if self.top_groups == self.num_groups:
+            return choice
+        size = self.num_experts // self.num_groups
+        grouped = choice.reshape(*choice.shape[:-1], self.num_groups, size)
+        best, _ = jax.lax.top_k(grouped, min(2, size) if self.score == "sigmoid" else 1)
+        _, groups = jax.lax.top_k(best.sum(-1), self.top_groups)
+        allowed = jax.nn.one_hot(groups, self.num_groups, dtype=bool).any(-2)
+        return jnp.where(allowed[..., None], grouped, -jnp.inf).reshape(choice.shape)
+
+
+# The arguments of a layer that are fields of its `Routing`.
+SETTINGS = tuple(field.name for field in dataclasses.fields(Routing) if field.name != "operation")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """The choice of experts for tokens.
+
+    Attributes:
+      weights: float32 [..., top_k].
+      experts: their indices, int32 [..., top_k].
+      scores: of all experts, float32 [..., experts]; for losses that balance experts.
+    """
+
+    weights: jax.Array
+    experts: jax.Array
+    scores: jax.Array
+
+
+def mixture(
+    x: jax.Array, routed: Routed, experts: int, network: Network, axis_name: str | None = None
+) -> jax.Array:
+    """The weighted sum of the experts' outputs for each token.
+
+    Args:
+      x: tokens [..., D].
+      routed: the choice of experts, with the same leading axes.
+      experts: number of experts.
+      network: computes rows sorted by expert, given the number of rows of each.
+      axis_name: a manual mesh axis that splits tokens and experts. Each device gathers all tokens,
+        computes its own experts, and the sums are scattered.
+    """
+    width, top_k = x.shape[-1], routed.experts.shape[-1]
+    rows, chosen = x.reshape(-1, width), routed.experts.reshape(-1, top_k)
+    weights = routed.weights.reshape(-1, top_k)
+    if axis_name is None:
+        y = _mixed(rows, weights, chosen, experts, network)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+    gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
+    rows, weights, chosen = gather(rows), gather(weights), gather(chosen)
+    experts //= jax.lax.axis_size(axis_name)
+    chosen = chosen - jax.lax.axis_index(axis_name) * experts
+    elsewhere = (chosen < 0) | (chosen >= experts)
+    chosen, weights = jnp.where(elsewhere, experts, chosen), jnp.where(elsewhere, 0, weights)
+    y = _mixed(rows, weights, chosen, experts, network)
+    y = jax.lax.psum_scatter(y, axis_name, tiled=True)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _mixed(
+    x: jax.Array, weights: jax.Array, chosen: jax.Array, experts: int, network: Network
+) -> jax.Array:
+    """Tokens [T, D] through the experts [T, k]; one numbered `experts` is nobody, and gives 0."""
+    flat = chosen.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    places = jnp.argsort(order)  # of each choice among the sorted rows
+    sizes = jnp.bincount(flat, length=experts).astype(jnp.int32)
+    y = network(_taken(chosen.shape[1], x, order, places), sizes)
+    back = y.at[places].get(**_PERMUTES).reshape(*chosen.shape, y.shape[-1])
+    # Rows of nobody may hold anything, and zero times NaN is NaN.
+    back = jnp.where((chosen < experts)[..., None], back, jnp.zeros((), y.dtype))
+    total = jnp.einsum("tk,tkd->td", weights, back, preferred_element_type=jnp.float32)
+    return total.astype(y.dtype)
+
+
+_PERMUTES: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _taken(top_k: int, x: jax.Array, order: jax.Array, places: jax.Array) -> jax.Array:
+    """The token of each sorted choice.
+
+    Its gradient gathers, too. That of plain indexing would add into rows, one by one on a GPU.
+    """
+    del places
+    return x.at[order // top_k].get(mode="promise_in_bounds")
+
+
+def _take(
+    top_k: int, x: jax.Array, order: jax.Array, places: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _taken(top_k, x, order, places), places
+
+
+def _give_back(top_k: int, places: jax.Array, dy: jax.Array) -> tuple[jax.Array, None, None]:
+    rows = dy.at[places].get(**_PERMUTES)
+    return rows.reshape(places.size // top_k, top_k, dy.shape[-1]).sum(1), None, None
+
+
+_taken.defvjp(_take, _give_back)
+
+
+def activated(activation: Callable[[jax.Array], jax.Array], gated: bool, y: jax.Array) -> jax.Array:
+    """Hidden rows: activated, or `activation(gate) * up` of both side by side."""
+    if not gated:
+        return activation(y)
+    gate, up = jnp.split(y, 2, -1)
+    return activation(gate) * up
+
+
+def for_each(init: Callable[..., Any]) -> Callable[..., Any]:
+    """An initialiser of a stack of matrices from one of a matrix."""
+
+    def stacked(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any:
+        return jax.vmap(lambda key: init(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
+
+    return stacked

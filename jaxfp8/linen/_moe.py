@@ -1,0 +1,186 @@
+"""A mixture of experts in linen, and the layer of groups of rows that it is made of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8._recipes import experts
+from jaxfp8._recipes.recipe_ragged import recipe_ragged_dot
+from jaxfp8._recipes.recipes import Recipe
+from jaxfp8.linen._kernel import Weight, input_scale, weight_of
+from jaxfp8.linen._layers import Dense, Init
+
+_INIT = nn.initializers.lecun_normal()
+_FLOATS = Recipe(name="recipe=None", weight=None)
+
+
+class GroupedDense(nn.Module):
+    """`y[m] = x[m] @ kernel[g(m)]`: rows in groups, each multiplied by the matrix of its group.
+
+    Attributes:
+      num_groups: number of matrices.
+      features: number of output features.
+      dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
+      param_dtype: dtype of the kernel before it is quantised.
+      precision: as in `jaxfp8.ragged_dot`.
+      kernel_init: initialiser of one matrix.
+      recipe: how kernel and input are held; None in floats. One without `terms` and `compute`.
+      ragged_dot_cls: None, or the class of the product in floats, such as `Fp8RaggedDot`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer, x = jaxfp8.linen.GroupedDense(2, 4, recipe=jaxfp8.FP8_W8A16), jnp.ones((5, 8))
+      >>> layer.init(jax.random.key(0), x, jnp.array([3, 2]))["params"]["kernel"]
+      QArray(float8_e4m3fn[2,8,4], scale=float32[2,1,4])
+    """
+
+    num_groups: int
+    features: int
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    precision: Any = None
+    kernel_init: Init = _INIT
+    recipe: Recipe | None = None
+    ragged_dot_cls: Any = None
+
+    @nn.compact
+    def __call__(self, inputs: ArrayLike, group_sizes: ArrayLike) -> jax.Array:
+        """Rows [M, K] sorted by group, and the number of rows of each."""
+        x, recipe = jnp.asarray(inputs), self.recipe or _FLOATS
+        weight = Weight(
+            name="kernel",
+            shape=(self.num_groups, x.shape[-1], self.features),
+            contracting=(1,),
+            batch=(0,),
+            recipe=recipe,
+            why_not_prepared="products of groups take no prepared weight",
+        )
+        kernel = weight_of(self, weight, experts.for_each(self.kernel_init), self.param_dtype)
+        if self.recipe is None:
+            x, kernel = promote_dtype(x, kernel, dtype=self.dtype)
+            product: Any = jax.lax.ragged_dot
+            if self.ragged_dot_cls is not None:
+                product = self.ragged_dot_cls()
+            return product(x, kernel, group_sizes, precision=self.precision)
+        x = x.astype(self.dtype or jnp.promote_types(x.dtype, self.param_dtype))
+        scale = input_scale(self, recipe, x)
+        given = {"scale": scale, "precision": self.precision}
+        return recipe_ragged_dot(x, kernel, group_sizes, recipe, **given)
+
+
+class Router(nn.Dense):
+    """The layer whose outputs choose experts; it stays in floats."""
+
+
+class MoE(nn.Module):
+    """A dropless mixture of experts: each token is computed by its `top_k` experts.
+
+    It is `jaxfp8.nnx.MoE`, with parameters of the same names and shapes. Its `recipe` holds experts
+    and shared experts in 8 bits; the router stays in floats. `MoE(recipe=None)` gives the float
+    variables for `jaxfp8.linen.quantize`.
+
+    Attributes:
+      hidden_features: size of a hidden row of one expert.
+      num_experts, top_k: number of experts, and of those of a token.
+      activation: of hidden rows, such as `jax.nn.silu`, `gelu` or `relu`.
+      gated, score, renormalize, scale, num_groups, top_groups, use_selection_bias: as in
+        `jaxfp8.nnx.MoE`.
+      shared_features: hidden size of an expert for all tokens; 0 for none.
+      axis_name: inside `jax.shard_map`, the mesh axis that splits tokens and experts.
+      dtype: dtype of the experts; by default the promotion of input and `param_dtype`.
+      param_dtype: dtype of all parameters before they are quantised.
+      precision: as in `jaxfp8.ragged_dot`.
+      kernel_init: initialiser of a matrix [inputs, outputs].
+      recipe: how the weights and inputs of experts are held; None in floats.
+      ragged_dot_cls: None, or a class for the products of experts, such as `Fp8RaggedDot`.
+      dot_general_cls: the same for shared experts, such as `Fp8DirectDotGeneralOp`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer, x = jaxfp8.linen.MoE(16, 4, 2, recipe=jaxfp8.FP8_W8A16), jnp.ones((2, 5, 8))
+      >>> y, variables = layer.init_with_output(jax.random.key(0), x)
+      >>> y.shape, variables["params"]["up"]["kernel"]
+      ((2, 5, 8), QArray(float8_e4m3fn[4,8,32], scale=float32[4,1,32]))
+    """
+
+    hidden_features: int
+    num_experts: int
+    top_k: int
+    activation: Any = jax.nn.silu
+    gated: bool = True
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    use_selection_bias: bool = False
+    shared_features: int = 0
+    axis_name: str | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    precision: Any = None
+    kernel_init: Init = _INIT
+    recipe: Recipe | None = None
+    ragged_dot_cls: Any = None
+    dot_general_cls: Any = None
+
+    @nn.compact
+    def __call__(self, inputs: ArrayLike) -> jax.Array:
+        """Applies the layer to tokens [..., features]."""
+        x = jnp.asarray(inputs)
+        routed = self.route(x)
+        width, features = 1 + self.gated, x.shape[-1]
+        up = self._grouped("up", width * self.hidden_features)
+        down = self._grouped("down", features)
+
+        def network(rows: jax.Array, sizes: jax.Array) -> jax.Array:
+            return down(self._activated(up(rows, sizes)), sizes)
+
+        y = experts.mixture(x, routed, self.num_experts, network, self.axis_name)
+        if not self.shared_features:
+            return y
+        hidden = self._shared("shared_up", width * self.shared_features)(x)
+        return y + self._shared("shared_down", features)(self._activated(hidden))
+
+    @nn.compact
+    def route(self, inputs: ArrayLike) -> experts.Routed:
+        """The choice for tokens: `weights`, `experts` and the `scores` of all experts."""
+        routing = experts.Routing(
+            operation="jaxfp8.linen.MoE",
+            **{name: getattr(self, name) for name in experts.SETTINGS},
+        )
+        logits = Router(
+            self.num_experts,
+            use_bias=False,
+            dtype=jnp.float32,
+            param_dtype=self.param_dtype,
+            kernel_init=self.kernel_init,
+            name="router",
+        )(inputs)
+        if not self.use_selection_bias:
+            return routing(logits)
+        zeros, shape = nn.initializers.zeros_init(), (self.num_experts,)
+        return routing(logits, self.param("selection_bias", zeros, shape, self.param_dtype))
+
+    def _activated(self, y: jax.Array) -> jax.Array:
+        return experts.activated(self.activation, self.gated, y)
+
+    def _of_layers(self, *names: str) -> dict[str, Any]:
+        names = ("dtype", "param_dtype", "precision", "kernel_init", *names)
+        return {name: getattr(self, name) for name in names}
+
+    def _grouped(self, name: str, features: int) -> nn.Module:
+        settings = self._of_layers("recipe", "ragged_dot_cls")
+        return GroupedDense(self.num_experts, features, name=name, **settings)
+
+    def _shared(self, name: str, features: int) -> nn.Module:
+        common: dict[str, Any] = {"use_bias": False, "name": name}
+        if self.recipe is not None:
+            return Dense(features, **common, **self._of_layers("recipe"))
+        return nn.Dense(features, **common, **self._of_layers("dot_general_cls"))
