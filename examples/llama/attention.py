@@ -1,4 +1,4 @@
-"""What both forms of the decoder share: normalisation, attention over a cache, routing."""
+"""What both forms of the decoder share: normalisation, attention over a cache."""
 
 from __future__ import annotations
 
@@ -86,13 +86,3 @@ def mask(positions: jax.Array, span: int, window: int | None) -> jax.Array:
     slots, here = jnp.arange(span), positions[..., None]
     seen = slots <= here
     return seen if window is None else seen & (slots > here - window)
-
-
-def route(config: Config, logits: jax.Array) -> jax.Array:
-    """The weight of each expert for each token, float32 [..., experts]; 0 for most."""
-    share = jax.nn.softmax(logits.astype(jnp.float32))
-    best, chosen = jax.lax.top_k(share, config.per_token)
-    if config.renormalise:
-        best = best / best.sum(-1, keepdims=True)
-    one_hot = jax.nn.one_hot(chosen, config.experts)
-    return jnp.einsum("...k,...ke->...e", best, one_hot)

@@ -11,7 +11,9 @@ from typing import Any
 
 import jaxfp8
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1")
+# Names of the hidden size of a dense layer, and of an expert.
+_DENSE, _EXPERT = "intermediate_size", "moe_intermediate_size"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,47 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Experts in place of the feed-forward network.
+
+    Attributes:
+      experts, per_token: number of experts, and of those of a token.
+      hidden, shared: hidden sizes of an expert, and of all shared ones together.
+      dense: how many first layers are dense.
+      sigmoid: whether scores are sigmoids, chosen with a bias, or a softmax.
+      renormalise: whether the weights of the experts of a token add up to 1.
+      scale: a factor of these weights.
+      groups, top_groups: number of groups of experts, and of those a token chooses from.
+    """
+
+    experts: int
+    per_token: int
+    hidden: int
+    shared: int = 0
+    dense: int = 0
+    sigmoid: bool = False
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `jaxfp8.nnx.MoE`, and of `jaxfp8.linen.MoE`."""
+        return {
+            "num_experts": self.experts,
+            "top_k": self.per_token,
+            "score": "sigmoid" if self.sigmoid else "softmax",
+            "renormalize": self.renormalise,
+            "scale": self.scale,
+            "num_groups": self.groups,
+            "top_groups": self.top_groups,
+            "use_selection_bias": self.sigmoid,
+            "shared_features": self.shared,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Sizes of a decoder.
 
@@ -51,8 +94,7 @@ class Config:
       tied: whether the head is the table of tokens.
       qkv_bias, out_bias: whether projections of attention have a bias.
       qk_norm: whether queries and keys are normalised.
-      experts: number of experts, 0 for a dense network; `per_token` of them see a token.
-      renormalise: whether the weights of the experts of a token add up to 1.
+      mixture: experts; None for a dense network.
       end: ids of tokens that end a text.
     """
 
@@ -71,10 +113,13 @@ class Config:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
-    experts: int = 0
-    per_token: int = 2
-    renormalise: bool = True
+    mixture: Mixture | None = None
     end: tuple[int, ...] = ()
+
+    def experts(self, layer: int) -> Mixture | None:
+        """The experts of a layer; None if it is dense."""
+        is_dense = self.mixture is None or layer < self.mixture.dense
+        return None if is_dense else self.mixture
 
 
 def read(folder: str | os.PathLike[str]) -> Config:
@@ -121,12 +166,11 @@ def parse(said: Mapping[str, Any]) -> Config:
     ):
         raise ValueError("config.json: some layers are dense; experts in every layer are needed")
     heads, width = said["num_attention_heads"], said["hidden_size"]
-    experts = said.get("num_local_experts") or said.get("num_experts") or 0
     return Config(
         family=family,
         layers=said["num_hidden_layers"],
         width=width,
-        hidden=said.get("moe_intermediate_size") or said["intermediate_size"],
+        hidden=said.get(_DENSE) or said[_EXPERT],
         vocabulary=said["vocab_size"],
         heads=heads,
         kv_heads=said.get("num_key_value_heads") or heads,
@@ -137,11 +181,29 @@ def parse(said: Mapping[str, Any]) -> Config:
         tied=said.get("tie_word_embeddings", False),
         qkv_bias=family == "qwen2" or said.get("attention_bias", False),
         out_bias=family != "qwen2" and said.get("attention_bias", False),
-        qk_norm=family in ("qwen3", "qwen3_moe"),
-        experts=experts,
-        per_token=said.get("num_experts_per_tok") or 2,
-        renormalise=family == "mixtral" or said.get("norm_topk_prob", True),
+        qk_norm=family in ("qwen3", "qwen3_moe", "dots1"),
+        mixture=_mixture(family, said),
         end=_ends(said.get("eos_token_id")),
+    )
+
+
+def _mixture(family: str, said: Mapping[str, Any]) -> Mixture | None:
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((said[name] for name in names if said.get(name)), 0)
+    if not count:
+        return None
+    hidden = said.get(_EXPERT) or said[_DENSE]
+    return Mixture(
+        experts=count,
+        per_token=said.get("num_experts_per_tok") or 2,
+        hidden=hidden,
+        shared=(said.get("n_shared_experts") or 0) * hidden,
+        dense=said.get("first_k_dense_replace") or 0,
+        sigmoid=family == "dots1",
+        renormalise=family == "mixtral" or said.get("norm_topk_prob", True),
+        scale=said.get("routed_scaling_factor") or 1.0,
+        groups=said.get("n_group") or 1,
+        top_groups=said.get("topk_group") or 1,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 if not __package__:  # run as a script: the folder above has the package
@@ -16,14 +16,16 @@ import numpy as np
 
 import jaxfp8
 from llama.config import Config, parse
+from llama.names import KINDS, module
 
 DESCRIPTION = """\
-Writes a Llama of random weights, in FP8 with a scale for each output channel, or for blocks of
-128 x 128. Tokens, head and norms are in bfloat16. What it says makes no sense; how fast it says it
-is that of a model of the same sizes.
+Writes a Llama, or a mixture of experts, of random weights, in FP8 with a scale for each output
+channel, or for blocks of 128 x 128. Tokens, head, norms and routers are in bfloat16. What it says
+makes no sense; how fast it says it is that of a model of the same sizes.
 
     python examples/llama/invent.py llama-8b --like llama-3-8b
     python examples/llama/generate.py llama-8b --ids 1,2,3 --compare
+    python examples/llama/invent.py experts --like qwen3-moe-small --block 128
 """
 _LLAMA = {
     "model_type": "llama",
@@ -50,6 +52,63 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
     },
+    "mixtral-8x7b": _LLAMA
+    | {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-30b-a3b": _LLAMA
+    | {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+}
+_SMALL = {**SIZES["small"], "num_hidden_layers": 4, "head_dim": 64}
+SIZES |= {
+    "mixtral-small": _SMALL
+    | {
+        "model_type": "mixtral",
+        "intermediate_size": 1792,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-moe-small": _SMALL
+    | {
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 384,
+        "num_experts": 32,
+        "num_experts_per_tok": 8,
+    },
+    # Routed as DeepSeek-V3 is: sigmoids with a bias, groups, a shared expert, a dense first layer.
+    "dots1-small": _SMALL
+    | {
+        "model_type": "dots1",
+        "moe_intermediate_size": 384,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+    },
 }
 
 
@@ -57,7 +116,7 @@ def tensors(config: Config, block: int | None, seed: int = 0) -> dict[str, Any]:
     """Random tensors under the names of Hugging Face.
 
     Args:
-      config: sizes of a dense decoder.
+      config: sizes.
       block: size of the blocks that share a scale; None for one by output channel.
       seed: of the draw.
     """
@@ -74,16 +133,51 @@ def tensors(config: Config, block: int | None, seed: int = 0) -> dict[str, Any]:
         "self_attn.k_proj": (config.kv_heads * size, width),
         "self_attn.v_proj": (config.kv_heads * size, width),
         "self_attn.o_proj": (width, config.heads * size),
-        "mlp.gate_proj": (config.hidden, width),
-        "mlp.up_proj": (config.hidden, width),
-        "mlp.down_proj": (width, config.hidden),
     }
+    norms = {"input_layernorm": width, "post_attention_layernorm": width}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": size, "self_attn.k_norm": size}
     for number in range(config.layers):
-        layer = f"model.layers.{number}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            made[f"{layer}.{norm}.weight"] = np.ones(width, ml_dtypes.bfloat16)
-        for name, shape in shapes.items():
-            made[f"{layer}.{name}.weight"] = _codes(random, shape, block)
+        layer = f"model.layers.{number}."
+        for norm, length in norms.items():
+            made[f"{layer}{norm}.weight"] = np.ones(length, ml_dtypes.bfloat16)
+        made |= _router(config, layer, number, random)
+        for name, shape in {**shapes, **_networks(config, number)}.items():
+            made[f"{layer}{name}.weight"] = _codes(random, shape, block)
+    return made
+
+
+def _router(
+    config: Config, layer: str, number: int, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The tensors that choose experts, in floats."""
+    mixture = config.experts(number)
+    if mixture is None:
+        return {}
+    gate = f"{layer}{module(config)}.gate"
+    made = {f"{gate}.weight": _floats(random, (mixture.experts, config.width))}
+    if mixture.sigmoid:
+        made[f"{gate}.e_score_correction_bias"] = np.zeros(mixture.experts, np.float32)
+    return made
+
+
+def _networks(config: Config, number: int) -> dict[str, tuple[int, int]]:
+    """Names and shapes of the feed-forward weights of a layer."""
+    mixture, width = config.experts(number), config.width
+
+    def network(start: str, hidden: int, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        shapes = ((hidden, width), (hidden, width), (width, hidden))
+        return {f"{start}.{name}": shape for name, shape in zip(names, shapes, strict=True)}
+
+    usual = [f"{kind}_proj" for kind in KINDS]
+    if mixture is None:
+        return network("mlp", config.hidden, usual)
+    made: dict[str, tuple[int, int]] = {}
+    if mixture.shared:
+        made |= network("mlp.shared_experts", mixture.shared, usual)
+    own = KINDS.values() if config.family == "mixtral" else usual
+    for expert in range(mixture.experts):
+        made |= network(f"{module(config)}.experts.{expert}", mixture.hidden, own)
     return made
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import jaxfp8.nnx
 from llama import decoder
 from llama.attention import rms_norm
 from llama.cache import Cache
@@ -33,13 +34,9 @@ class Norm(nnx.Module):
 class Layer(nnx.Module):
     """The weights of a layer under their names; `llama.decoder.layer` says what it computes."""
 
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, number: int, dtype: Any, rngs: nnx.Rngs) -> None:
         def linear(inputs: int, outputs: int, bias: bool = False) -> nnx.Linear:
             return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, rngs=rngs)
-
-        def experts(inputs: int, outputs: int, equation: str) -> nnx.Einsum:
-            shape = (config.experts, inputs, outputs)
-            return nnx.Einsum(equation, shape, dtype=dtype, rngs=rngs)
 
         self.config = config
         width, hidden, size, bias = config.width, config.hidden, config.head, config.qkv_bias
@@ -54,13 +51,11 @@ class Layer(nnx.Module):
             self.self_attn["q_norm"] = Norm(size, config.eps)
             self.self_attn["k_norm"] = Norm(size, config.eps)
         self.post_attention_layernorm = Norm(width, config.eps)
-        if config.experts:
-            self.mlp = nnx.Dict(
-                gate=linear(width, config.experts),
-                gate_proj=experts(width, hidden, "bsd,edf->bsef"),
-                up_proj=experts(width, hidden, "bsd,edf->bsef"),
-                down_proj=experts(hidden, width, "bsef,efd->bsed"),
-            )
+        mixture = config.experts(number)
+        self.mlp: nnx.Module
+        if mixture is not None:
+            settings = {**mixture.settings, "dtype": dtype, "rngs": rngs}
+            self.mlp = jaxfp8.nnx.MoE(width, mixture.hidden, **settings)
         else:
             self.mlp = nnx.Dict(
                 gate_proj=linear(width, hidden),
@@ -71,10 +66,11 @@ class Layer(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: Cache, positions: jax.Array, span: int
     ) -> tuple[jax.Array, Cache]:
-        def apply(name: str, x: jax.Array, equation: str = "") -> jax.Array:
-            return operator.attrgetter(name)(self)(x)  # an `nnx.Einsum` has its own equation
+        def apply(name: str, x: jax.Array) -> jax.Array:
+            return operator.attrgetter(name)(self)(x)
 
-        return decoder.layer(self.config, x, apply, apply, cache, positions, span)
+        experts = self.mlp if isinstance(self.mlp, jaxfp8.nnx.MoE) else None
+        return decoder.layer(self.config, x, apply, apply, experts, cache, positions, span)
 
 
 class Trunk(nnx.Module):
@@ -82,7 +78,7 @@ class Trunk(nnx.Module):
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
         self.embed_tokens = nnx.Embed(config.vocabulary, config.width, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List([Layer(config, dtype, rngs) for _ in range(config.layers)])
+        self.layers = nnx.List([Layer(config, i, dtype, rngs) for i in range(config.layers)])
         self.norm = Norm(config.width, config.eps)
 
 

@@ -8,25 +8,46 @@ import jaxfp8.nnx
 from llama.config import Config
 
 # By kind of projection, what Mixtral calls it.
-_MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
+KINDS = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def module(config: Config) -> str:
+    """What a family calls the module around its experts."""
+    return "block_sparse_moe" if config.family == "mixtral" else "mlp"
 
 
 def expert_names(config: Config, layer: int, kind: str) -> list[str]:
     """The tensors of one projection ("gate", "up" or "down") of all experts of a layer."""
-    inner, name = ("mlp", f"{kind}_proj")
-    if config.family == "mixtral":
-        inner, name = "block_sparse_moe", _MIXTRAL[kind]
-    start = f"model.layers.{layer}.{inner}.experts"
-    return [f"{start}.{i}.{name}.weight" for i in range(config.experts)]
+    name = KINDS[kind] if config.family == "mixtral" else f"{kind}_proj"
+    start = f"model.layers.{layer}.{module(config)}.experts"
+    mixture = config.experts(layer)
+    return [f"{start}.{i}.{name}.weight" for i in range(mixture.experts if mixture else 0)]
 
 
-def name_of(config: Config, path: str) -> str | list[str]:
+def name_of(config: Config, path: str) -> str | list[str] | list[list[str]]:
     """The tensor, or the tensors, for a parameter of `llama.model.Decoder`."""
-    weights = re.fullmatch(r"model/layers/(\d+)/mlp/(gate|up|down)_proj/kernel", path)
-    if config.experts and weights:
-        return expert_names(config, int(weights[1]), weights[2])
-    name = jaxfp8.checkpoint.torch_name(path)
-    return name.replace(".mlp.", ".block_sparse_moe.") if config.family == "mixtral" else name
+    found = re.fullmatch(r"model/layers/(\d+)/mlp/([a-z_]+)(/kernel)?", path)
+    if found and config.experts(int(found[1])):
+        return _of_mixture(config, int(found[1]), found[2])
+    return jaxfp8.checkpoint.torch_name(path)
+
+
+def _of_mixture(config: Config, layer: int, part: str) -> str | list[str] | list[list[str]]:
+    """The tensors of a part of `jaxfp8.nnx.MoE`: gate and up are one weight there."""
+    start = f"model.layers.{layer}.{module(config)}"
+    if part == "up":
+        both = (expert_names(config, layer, kind) for kind in ("gate", "up"))
+        return [[gate, up] for gate, up in zip(*both, strict=True)]
+    if part == "down":
+        return expert_names(config, layer, part)
+    if part == "shared_up":
+        return [f"{start}.shared_experts.{kind}_proj.weight" for kind in ("gate", "up")]
+    names = {
+        "router": "gate.weight",
+        "selection_bias": "gate.e_score_correction_bias",
+        "shared_down": "shared_experts.down_proj.weight",
+    }
+    return f"{start}.{names[part]}"
 
 
 def unused(config: Config) -> str:

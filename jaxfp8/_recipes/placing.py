@@ -25,7 +25,7 @@ from jaxfp8._value.qarray import QArray, adopt
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.transposed import TransposedArray
 
-Names = str | Sequence[str]
+Names = str | Sequence[str | Sequence[str]]
 Naming = Mapping[str, Names] | Callable[[str], Names | None] | None
 
 # Flax's names for torch's `weight` of a layer.
@@ -164,8 +164,10 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def all_names(names: Names) -> list[str]:
-    """One name or several, as a list."""
-    return [names] if isinstance(names, str) else list(names)
+    """One name or several, as a list without lists in it."""
+    if isinstance(names, str):
+        return [names]
+    return [name for part in names for name in all_names(part)]
 
 
 def shape_of(tensors: Mapping[str, Any], name: str) -> Any:
@@ -215,6 +217,11 @@ def _struct(operation: str, name: str, tensors: Mapping[str, Any]) -> Any:
 def _filled(operation: str, place: Place, names: Names, read: Callable[[str], Any]) -> Any:
     if isinstance(names, str):
         return _fitted(operation, place, names, read(names))
+    if any(not isinstance(part, str) for part in names):  # each index has parts of its own
+        each = _place_of_one(operation, place, names)
+        parts = [_filled(operation, each, part, read) for part in names]
+        return stack(operation, place.path, parts)
+    names = all_names(names)
     values = [adopt(read(name)) for name in names]
     _check_kinds(operation, place.path, values)
     one = place.of_one() if place.shape and len(names) == place.shape[0] else None
@@ -225,6 +232,15 @@ def _filled(operation: str, place: Place, names: Names, read: Callable[[str], An
     axis = len(place.batch) if values[0].ndim == len(place.shape) else 0
     whole = _joined(operation, place, names, values, axis)
     return _fitted(operation, place, ", ".join(names), whole)
+
+
+def _place_of_one(operation: str, place: Place, names: Names) -> Place:
+    """The place for each of the lists in `names`, which are stacked."""
+    if place.shape and len(names) == place.shape[0]:
+        return place.of_one()
+    got, needs = f"names {len(names)} lists", f"`{place.path}` of shape {place.shape} is filled"
+    remedy = "give a list for each index of its first axis"
+    raise ValueError(message(operation, "`mapping`", got, needs, remedy))
 
 
 def _in_8_bits(value: Any) -> bool:

@@ -45,10 +45,7 @@ def recipe_ragged_dot(
       precision: as in `jaxfp8.ragged_dot`.
     """
     check_recipe(_OPERATION, recipe)
-    if recipe.terms is not None or recipe.compute is not None:
-        needs = "groups are multiplied as they are held"
-        remedy = "choose a recipe without `terms` and `compute` for experts, such as INT8_DYNAMIC"
-        raise ValueError(message(_OPERATION, "`recipe`", f"is {recipe.name}", needs, remedy))
+    check_groups(_OPERATION, recipe)
     x, sizes = as_floats(_OPERATION, "x", x), as_sizes(_OPERATION, group_sizes)
     w = w if isinstance(w, EightBitArray) else as_floats(_OPERATION, "w", w)
     check_shapes(_OPERATION, x.shape, w.shape, sizes)
@@ -60,6 +57,15 @@ def recipe_ragged_dot(
     leaves, structure = jax.tree.flatten((x, w, sizes, scale))
     leaves = compat.vary_alike([jnp.asarray(leaf) for leaf in leaves])
     return _product(problem, *jax.tree.unflatten(structure, leaves))
+
+
+def check_groups(operation: str, recipe: Recipe) -> None:
+    """Refuses a recipe that computes in another way than it holds operands."""
+    if recipe.terms is None and recipe.compute is None:
+        return
+    needs = "groups are multiplied as they are held"
+    remedy = "give experts a recipe without `terms` and `compute`, such as INT8_DYNAMIC, by a rule"
+    raise ValueError(message(operation, "`recipe`", f"is {recipe.name}", needs, remedy))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,8 @@ def load(
         Its missing paths and its None are named as torch does it: "layers_0/up/kernel" is
         "layers_0.up.weight". Several names are stacked along the first axis, as `nn.scan` does, if
         each fits one index of it. Else they are the parts of a fused weight, one behind the other
-        along N of [N, K]; a scale per tensor becomes one per channel.
+        along N of [N, K]; a scale per tensor becomes one per channel. A list of lists does both:
+        "gate" and "up" of each expert are joined, then stacked.
       ignore: tensors to leave over: a regular expression to search in the name, a collection of
         names, or a function of name and tensor.
       keep: parameters to leave as they are, likewise by path.

@@ -12,7 +12,8 @@ from jax.typing import ArrayLike
 
 from jaxfp8._ops import einsum
 from jaxfp8._recipes.embedding import lookup
-from jaxfp8._recipes.recipe_ragged import recipe_ragged_dot
+from jaxfp8._recipes.recipe_ragged import check_groups, recipe_ragged_dot
+from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import compat
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
@@ -300,6 +301,10 @@ class QGroupedLinear(EightBitLayer):
 
     FLOAT = GroupedLinear
     _POSITIONAL = ("num_groups", "in_features", "out_features")
+
+    def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any) -> None:
+        check_groups(f"jaxfp8.nnx.QGroupedLinear at {path}", recipe)
+        super()._adopt(layer, recipe, path, scale)
 
     def _weight_axes(self) -> tuple[Shape, Shape]:
         return (1,), (0,)

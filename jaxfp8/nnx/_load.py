@@ -56,7 +56,8 @@ def load(
         missing paths and its None are named as torch does it: "layers/0/up/kernel" is
         "layers.0.up.weight". Several names fill one parameter. They are stacked along its first
         axis, if each fits one index of it. Else they are the parts of a fused weight, one behind
-        the other along N of [N, K]; a scale per tensor becomes one per channel. Of several static
+        the other along N of [N, K]; a scale per tensor becomes one per channel. A list of lists
+        does both: "gate" and "up" of each expert are joined, then stacked. Of several static
         scales of an input the largest is taken.
       recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
         default an 8-bit layer keeps its own, and any other gets `FP8_W8A16`. The tensors say how

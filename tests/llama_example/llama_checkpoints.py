@@ -3,6 +3,7 @@
 import json
 
 import jax.numpy as jnp
+import mixtures
 import numpy as np
 
 import jaxfp8
@@ -54,6 +55,19 @@ FAMILIES = {
         "moe_intermediate_size": 16,
         "norm_topk_prob": False,
     },
+    "dots 1": LLAMA
+    | {
+        "model_type": "dots1",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+    },
 }
 
 
@@ -82,12 +96,16 @@ def floats(said, seed=0):
         if config.qk_norm:
             gain(f"{layer}.self_attn.q_norm", config.head)
             gain(f"{layer}.self_attn.k_norm", config.head)
-        for start, (gate, up, down) in networks(config, layer):
-            matrix(f"{start}.{gate}", config.hidden, config.width)
-            matrix(f"{start}.{up}", config.hidden, config.width)
-            matrix(f"{start}.{down}", config.width, config.hidden)
-        if config.experts:
-            matrix(f"{layer}.{inner(config)}.gate", config.experts, config.width)
+        for start, hidden, (gate, up, down) in networks(config, number):
+            matrix(f"{start}.{gate}", hidden, config.width)
+            matrix(f"{start}.{up}", hidden, config.width)
+            matrix(f"{start}.{down}", config.width, hidden)
+        mixture = config.experts(number)
+        if mixture:
+            matrix(f"{layer}.{inner(config)}.gate", mixture.experts, config.width)
+        if mixture and mixture.sigmoid:
+            bias = random.normal(size=mixture.experts) * 0.1
+            tensors[f"{layer}.{inner(config)}.gate.e_score_correction_bias"] = bias
     gain("model.norm", config.width)
     if not config.tied:
         matrix("lm_head", config.vocabulary, config.width)
@@ -98,14 +116,17 @@ def inner(config):
     return "block_sparse_moe" if config.family == "mixtral" else "mlp"
 
 
-def networks(config, layer):
-    """The feed-forward networks of a layer, and what their parts are called."""
+def networks(config, number):
+    """The feed-forward networks of a layer, their sizes, and what their parts are called."""
+    layer, mixture = f"model.layers.{number}", config.experts(number)
     names = (
         ("w1", "w3", "w2") if config.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     )
-    if not config.experts:
-        return [(f"{layer}.mlp", names)]
-    return [(f"{layer}.{inner(config)}.experts.{i}", names) for i in range(config.experts)]
+    if not mixture:
+        return [(f"{layer}.mlp", config.hidden, names)]
+    start = f"{layer}.{inner(config)}"
+    own = [(f"{start}.experts.{i}", mixture.hidden, names) for i in range(mixture.experts)]
+    return own + [(f"{start}.shared_experts", mixture.shared, names)] * bool(mixture.shared)
 
 
 def is_linear(name):
@@ -152,7 +173,7 @@ def logits(said, tensors, ids):
             norm(config, tensors, f"{layer}.input_layernorm", x),
         )
         y = norm(config, tensors, f"{layer}.post_attention_layernorm", x)
-        x = x + feed_forward(config, tensors, layer, y)
+        x = x + feed_forward(config, tensors, number, y)
     head = "model.embed_tokens" if config.tied else "lm_head"
     return norm(config, tensors, "model.norm", x) @ tensors[f"{head}.weight"].T
 
@@ -215,19 +236,16 @@ def wave(rope, size, pair):
     return plain
 
 
-def feed_forward(config, tensors, layer, x):
-    outs = []
-    for start, (gate, up, down) in networks(config, layer):
+def feed_forward(config, tensors, number, x):
+    outs, mixture = [], config.experts(number)
+    for start, _, (gate, up, down) in networks(config, number):
         h = linear(tensors, f"{start}.{gate}", x)
         h = h / (1 + np.exp(-h)) * linear(tensors, f"{start}.{up}", x)
         outs.append(linear(tensors, f"{start}.{down}", h))
-    if not config.experts:
+    if not mixture:
         return outs[0]
-    scores = linear(tensors, f"{layer}.{inner(config)}.gate", x)
-    share = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    y = np.zeros_like(x)
-    for s, row in enumerate(share):
-        best = np.argsort(-row)[: config.per_token]
-        total = row[best].sum() if config.renormalise else 1.0
-        y[s] = sum(row[e] / total * outs[e][s] for e in best)
-    return y
+    gate = f"model.layers.{number}.{inner(config)}.gate"
+    bias = tensors.get(f"{gate}.e_score_correction_bias", 0.0)
+    weights = mixtures.choice(linear(tensors, gate, x), mixture.settings, bias)
+    y = sum(w[:, None] * out for w, out in zip(weights.T, outs, strict=False))
+    return y + outs[-1] if mixture.shared else y

@@ -103,26 +103,34 @@ def _row(site: DotSite, types: Types) -> Site:
 
 
 def _call_row(op: Op, types: Types) -> Site:
-    """The row of a scaled dot that the function holds already."""
-    spec = op.params["spec"]
+    """The row of a scaled or ragged dot that the function holds already."""
+    spec: ScaledDotSpec | RaggedSpec = op.params["spec"]
     return Site(
         **dataclasses.asdict(source.place(op)),
         path=source.path(op),
         lhs=_operand_of(spec.lhs),
         rhs=_operand_of(spec.rhs),
-        dims=(
-            math.prod(spec.batch_shape),
-            math.prod(spec.lhs.sizes(spec.lhs.free)),
-            math.prod(spec.rhs.sizes(spec.rhs.free)),
-            spec.contracting_size,
-        ),
+        dims=_dims(spec),
         rewritten=False,
         already=True,
         epilogue=_epilogue(spec),
         out_dtype=spec.epilogue.out_dtype,
         note=_notes_of(op),
-        mesh=split.told(spec, op.equation, types),
+        mesh=split.told(spec, op.equation, types) if isinstance(spec, ScaledDotSpec) else "",
         **_platforms_of(op),
+    )
+
+
+def _dims(spec: ScaledDotSpec | RaggedSpec) -> tuple[int, int, int, int]:
+    """Batch, M, N and K; rows in groups have no batch."""
+    if isinstance(spec, RaggedSpec):
+        groups = 1 if spec.grouping == "rows" else spec.groups
+        return groups, spec.rows, spec.columns, spec.lhs.depth
+    return (
+        math.prod(spec.batch_shape),
+        math.prod(spec.lhs.sizes(spec.lhs.free)),
+        math.prod(spec.rhs.sizes(spec.rhs.free)),
+        spec.contracting_size,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._call.ops.joint import dots_of, joint_dots_p
+from jaxfp8._call.ops.ragged_call import ragged_dot_p
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, constants
 from jaxfp8._rewrite.ir.factors import Factor, Factors
@@ -73,8 +74,8 @@ def is_call(eqn: Equation) -> bool:
 
 
 def calls_of(op: Op) -> list[Op]:
-    """The scaled dots of an op: one, or each one of a joined call."""
+    """The scaled or ragged dots of an op: one, or each one of a joined call."""
     if op.equation.primitive is joint_dots_p:
         name, dots = scaled_dot_p.name, dots_of(op.inputs, op.params)
         return [Op(name, own, None, {"spec": spec}, op.eqn, op.callers) for spec, own in dots]
-    return [op] if op.equation.primitive is scaled_dot_p else []
+    return [op] if op.equation.primitive in (scaled_dot_p, ragged_dot_p) else []
