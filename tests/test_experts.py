@@ -472,6 +472,23 @@ def test_experts_and_tokens_are_split_over_devices(recipe):
     np.testing.assert_allclose(jax.jit(run)(state, x), jax.jit(alone)(x), rtol=1e-5, atol=1e-5)
 
 
+def test_linen_splits_experts_and_tokens_with_their_gradients():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    model, variables, _ = linen_layer(MIXTRAL)
+    specs = {"params": {"router": P(), "up": P("x"), "down": P("x")}}
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(specs, P("x")), out_specs=P("x"))
+    def split(variables, x):
+        return model.copy(axis_name="x").apply(variables, x)
+
+    def step(run):
+        return jax.jit(jax.value_and_grad(lambda v, x: (run(v, x) ** 2).sum(), (0, 1)))
+
+    x = tokens(8)
+    got, want = step(split)(variables, x), step(model.apply)(variables, x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, want)
+
+
 @pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
 @pytest.mark.parametrize("recipe", SOME[:2], ids=named)
 def test_tokens_that_the_compiler_splits_give_the_same(recipe):

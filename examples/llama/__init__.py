@@ -1,1 +1,1 @@
-"""The decoder of Llama, Mistral and Qwen, served from the 8-bit checkpoints that people publish."""
+"""The decoder of Llama, Mistral, Qwen and some mixtures of experts, from 8-bit checkpoints."""

@@ -3,8 +3,7 @@
     logits [T, E] --route--> weights, experts [T, k] --sort--> rows [T k, D], sizes [E]
     y [T, D]  <--sum over k of weight * row--  network(rows, sizes)
 
-All shapes are static, and no token is dropped: group sizes alone depend on data. The layers of
-linen and nnx share these functions.
+Shapes are static, and no token is dropped: group sizes alone depend on data.
 """
 
 from __future__ import annotations
@@ -129,19 +128,22 @@ def mixture(
     """
     width, top_k = x.shape[-1], routed.experts.shape[-1]
     rows, chosen = x.reshape(-1, width), routed.experts.reshape(-1, top_k)
-    weights = routed.weights.reshape(-1, top_k)
-    if axis_name is None:
-        y = _mixed(rows, weights, chosen, experts, network)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
-    gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
-    rows, weights, chosen = gather(rows), gather(weights), gather(chosen)
-    experts //= jax.lax.axis_size(axis_name)
-    chosen = chosen - jax.lax.axis_index(axis_name) * experts
-    elsewhere = (chosen < 0) | (chosen >= experts)
-    chosen, weights = jnp.where(elsewhere, experts, chosen), jnp.where(elsewhere, 0, weights)
-    y = _mixed(rows, weights, chosen, experts, network)
-    y = jax.lax.psum_scatter(y, axis_name, tiled=True)
+    weights, own = routed.weights.reshape(-1, top_k), here(experts, axis_name)
+    if axis_name is not None:
+        gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
+        rows, weights, chosen = gather(rows), gather(weights), gather(chosen)
+        chosen = chosen - jax.lax.axis_index(axis_name) * own
+        elsewhere = (chosen < 0) | (chosen >= own)
+        chosen, weights = jnp.where(elsewhere, own, chosen), jnp.where(elsewhere, 0, weights)
+    y = _mixed(rows, weights, chosen, own, network)
+    if axis_name is not None:
+        y = jax.lax.psum_scatter(y, axis_name, tiled=True)
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def here(experts: int, axis_name: str | None) -> int:
+    """Number of experts on this device."""
+    return experts if axis_name is None else experts // jax.lax.axis_size(axis_name)
 
 
 def _mixed(
@@ -173,18 +175,12 @@ def _taken(top_k: int, x: jax.Array, order: jax.Array, places: jax.Array) -> jax
     return x.at[order // top_k].get(mode="promise_in_bounds")
 
 
-def _take(
-    top_k: int, x: jax.Array, order: jax.Array, places: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return _taken(top_k, x, order, places), places
-
-
 def _give_back(top_k: int, places: jax.Array, dy: jax.Array) -> tuple[jax.Array, None, None]:
     rows = dy.at[places].get(**_PERMUTES)
     return rows.reshape(places.size // top_k, top_k, dy.shape[-1]).sum(1), None, None
 
 
-_taken.defvjp(_take, _give_back)
+_taken.defvjp(lambda top_k, x, order, places: (_taken(top_k, x, order, places), places), _give_back)
 
 
 def activated(activation: Callable[[jax.Array], jax.Array], gated: bool, y: jax.Array) -> jax.Array:

@@ -177,7 +177,8 @@ class MoE(nn.Module):
 
     def _grouped(self, name: str, features: int) -> nn.Module:
         settings = self._of_layers("recipe", "ragged_dot_cls")
-        return GroupedDense(self.num_experts, features, name=name, **settings)
+        count = experts.here(self.num_experts, self.axis_name)
+        return GroupedDense(count, features, name=name, **settings)
 
     def _shared(self, name: str, features: int) -> nn.Module:
         common: dict[str, Any] = {"use_bias": False, "name": name}
