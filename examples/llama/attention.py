@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from llama.cache import Cache
 from llama.config import Config
-from llama.rope import rotate
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -35,8 +34,8 @@ def attend(
 
     Args:
       config: sizes.
-      query: [B, S, heads, D], not yet rotated.
-      key, value: [B, S, kv_heads, D], likewise.
+      query: [B, S, heads, D], rotated.
+      key, value: [B, S, kv_heads, D], keys rotated.
       cache: of the layer.
       positions: of the new tokens in their texts, [B, S]: their slots in the cache.
       span: how many slots of the cache may be taken.
@@ -44,7 +43,6 @@ def attend(
     Returns:
       Mixed values [B, S, heads * D], and the cache with the new tokens.
     """
-    query, key = (rotate(x, positions, config.rope) for x in (query, key))
     cache = Cache(cache.keys.write(key, positions), cache.values.write(value, positions))
     batch, length, dtype = *query.shape[:2], query.dtype
     if span == length:  # a whole text at once: nothing is read back from the cache
@@ -55,7 +53,7 @@ def attend(
     keys, of_keys = cache.keys.read(span, dtype)
     values, of_values = cache.values.read(span, dtype)
     scores = jnp.einsum("bsghd,bgtd->bgsht", grouped, keys, preferred_element_type=jnp.float32)
-    scores = scores * config.head**-0.5 * _spread(of_keys)
+    scores = scores * (config.sharpness * config.head**-0.5) * _spread(of_keys)
     scores = jnp.where(mask(positions, span, config.window)[:, None, :, None], scores, -jnp.inf)
     weights = (jax.nn.softmax(scores) * _spread(of_values)).astype(dtype)
     mixed = jnp.einsum("bgsht,bgtd->bsghd", weights, values)
@@ -66,11 +64,13 @@ def _whole(config: Config, query: jax.Array, key: jax.Array, value: jax.Array) -
     """Causal attention of tokens 0 to S - 1 among themselves; on one GPU by cuDNN's kernel."""
     one_gpu = jax.default_backend() == "gpu" and jax.sharding.get_abstract_mesh().empty
     fused = one_gpu and query.dtype.itemsize == 2 and config.window is None
+    fused &= config.latent is None
     return jax.nn.dot_product_attention(
         query,
         key.astype(query.dtype),
         value.astype(query.dtype),
         is_causal=True,
+        scale=config.sharpness * config.head**-0.5,
         local_window_size=None if config.window is None else (config.window - 1, 0),
         implementation="cudnn" if fused else "xla",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 import jaxfp8
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1", "deepseek_v3")
 # Names of the hidden size of a dense layer, and of an expert.
 _DENSE, _EXPERT = "intermediate_size", "moe_intermediate_size"
 
@@ -81,6 +82,24 @@ class Mixture:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Attention through a vector of low rank, as in DeepSeek-V3.
+
+    Attributes:
+      q_rank, kv_rank: sizes of the vectors that queries, and keys and values, are made of; q_rank
+        may be None.
+      plain, rotated: sizes of the parts of a head's query and key without and with positions.
+      value: size of a head's value.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    plain: int
+    rotated: int
+    value: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Sizes of a decoder.
 
@@ -88,6 +107,8 @@ class Config:
       family: model_type of config.json.
       layers, width, hidden, vocabulary: of the network.
       heads, kv_heads, head: number of heads of queries, of keys and values, and their size.
+      latent: low ranks of attention, or None.
+      sharpness: a factor of attention's scores, beside 1 / sqrt(head).
       eps: of RMSNorm.
       rope: rotary positions.
       window: how many tokens back attention sees, or None.
@@ -106,6 +127,8 @@ class Config:
     heads: int
     kv_heads: int
     head: int
+    latent: Latent | None = None
+    sharpness: float = 1.0
     eps: float = 1e-5
     rope: Rope = Rope()
     window: int | None = None
@@ -166,6 +189,8 @@ def parse(said: Mapping[str, Any]) -> Config:
     ):
         raise ValueError("config.json: some layers are dense; experts in every layer are needed")
     heads, width = said["num_attention_heads"], said["hidden_size"]
+    latent = _latent(said) if family == "deepseek_v3" else None
+    head = said.get("head_dim") or (128 if family == "qwen3" else width // heads)
     return Config(
         family=family,
         layers=said["num_hidden_layers"],
@@ -174,7 +199,9 @@ def parse(said: Mapping[str, Any]) -> Config:
         vocabulary=said["vocab_size"],
         heads=heads,
         kv_heads=said.get("num_key_value_heads") or heads,
-        head=said.get("head_dim") or (128 if family == "qwen3" else width // heads),
+        head=head if latent is None else latent.plain + latent.rotated,
+        latent=latent,
+        sharpness=_sharpness(said) if latent is not None else 1.0,
         eps=said.get("rms_norm_eps", 1e-5),
         rope=_rope(said),
         window=said.get("sliding_window") if _uses_window(said) else None,
@@ -185,6 +212,26 @@ def parse(said: Mapping[str, Any]) -> Config:
         mixture=_mixture(family, said),
         end=_ends(said.get("eos_token_id")),
     )
+
+
+def _latent(said: Mapping[str, Any]) -> Latent:
+    return Latent(
+        q_rank=said.get("q_lora_rank"),
+        kv_rank=said["kv_lora_rank"],
+        plain=said["qk_nope_head_dim"],
+        rotated=said["qk_rope_head_dim"],
+        value=said["v_head_dim"],
+    )
+
+
+def _sharpness(said: Mapping[str, Any]) -> float:
+    """DeepSeek's part of YaRN that is in the scores."""
+    scaling = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    return _mscale(scaling, "mscale_all_dim") ** 2
+
+
+def _mscale(scaling: Mapping[str, Any], name: str) -> float:
+    return 0.1 * scaling.get(name, 0.0) * math.log(scaling.get("factor", 1.0)) + 1
 
 
 def _mixture(family: str, said: Mapping[str, Any]) -> Mixture | None:
@@ -199,7 +246,7 @@ def _mixture(family: str, said: Mapping[str, Any]) -> Mixture | None:
         hidden=hidden,
         shared=(said.get("n_shared_experts") or 0) * hidden,
         dense=said.get("first_k_dense_replace") or 0,
-        sigmoid=family == "dots1",
+        sigmoid=family in ("dots1", "deepseek_v3"),
         renormalise=family == "mixtral" or said.get("norm_topk_prob", True),
         scale=said.get("routed_scaling_factor") or 1.0,
         groups=said.get("n_group") or 1,
@@ -236,5 +283,12 @@ def _rope(said: Mapping[str, Any]) -> Rope:
         original=scaling.get("original_max_position_embeddings") or context,
         low=float(scaling.get(low, 1.0)),
         high=float(scaling.get(high, 32.0 if kind == "yarn" else 4.0)),
-        attention=scaling.get("attention_factor"),
+        attention=_attention_factor(scaling),
     )
+
+
+def _attention_factor(scaling: Mapping[str, Any]) -> float | None:
+    """Of "yarn", if the file says it; DeepSeek's is a ratio."""
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return _mscale(scaling, "mscale") / _mscale(scaling, "mscale_all_dim")
+    return scaling.get("attention_factor")

@@ -95,10 +95,14 @@ SIZES |= {
         "num_experts": 32,
         "num_experts_per_tok": 8,
     },
-    # Routed as DeepSeek-V3 is: sigmoids with a bias, groups, a shared expert, a dense first layer.
-    "dots1-small": _SMALL
+    "deepseek-v3-small": _SMALL
     | {
-        "model_type": "dots1",
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 384,
+        "kv_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
         "moe_intermediate_size": 384,
         "n_routed_experts": 32,
         "num_experts_per_tok": 4,
@@ -121,22 +125,15 @@ def tensors(config: Config, block: int | None, seed: int = 0) -> dict[str, Any]:
       seed: of the draw.
     """
     random = np.random.default_rng(seed)
-    width, size = config.width, config.head
+    width = config.width
     table = config.vocabulary, width
     made: dict[str, Any] = {
         "model.embed_tokens.weight": _floats(random, table),
         "model.norm.weight": np.ones(width, ml_dtypes.bfloat16),
         "lm_head.weight": _floats(random, table),
     }
-    shapes = {
-        "self_attn.q_proj": (config.heads * size, width),
-        "self_attn.k_proj": (config.kv_heads * size, width),
-        "self_attn.v_proj": (config.kv_heads * size, width),
-        "self_attn.o_proj": (width, config.heads * size),
-    }
-    norms = {"input_layernorm": width, "post_attention_layernorm": width}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": size, "self_attn.k_norm": size}
+    shapes, norms = _attention(config)
+    norms |= {"input_layernorm": width, "post_attention_layernorm": width}
     for number in range(config.layers):
         layer = f"model.layers.{number}."
         for norm, length in norms.items():
@@ -145,6 +142,27 @@ def tensors(config: Config, block: int | None, seed: int = 0) -> dict[str, Any]:
         for name, shape in {**shapes, **_networks(config, number)}.items():
             made[f"{layer}{name}.weight"] = _codes(random, shape, block)
     return made
+
+
+def _attention(config: Config) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+    """Shapes of the projections of a layer's attention, and sizes of its norms."""
+    width, size, latent = config.width, config.head, config.latent
+    shapes, norms = {"q_proj": (config.heads * size, width)}, {}
+    if latent is None:
+        shapes |= dict.fromkeys(("k_proj", "v_proj"), (config.kv_heads * size, width))
+        shapes["o_proj"] = (width, config.heads * size)
+        norms = dict.fromkeys(("q_norm", "k_norm"), size) if config.qk_norm else {}
+    else:
+        shapes["kv_a_proj_with_mqa"] = (latent.kv_rank + latent.rotated, width)
+        shapes["kv_b_proj"] = (config.heads * (latent.plain + latent.value), latent.kv_rank)
+        shapes["o_proj"] = (width, config.heads * latent.value)
+        norms["kv_a_layernorm"] = latent.kv_rank
+    if latent is not None and latent.q_rank is not None:
+        shapes["q_b_proj"] = (shapes.pop("q_proj")[0], latent.q_rank)
+        shapes["q_a_proj"] = (latent.q_rank, width)
+        norms["q_a_layernorm"] = latent.q_rank
+    of_layer = "self_attn.{}".format
+    return {of_layer(n): s for n, s in shapes.items()}, {of_layer(n): s for n, s in norms.items()}
 
 
 def _router(

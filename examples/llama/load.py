@@ -26,7 +26,7 @@ from llama.serve import Server, compiled
 # hidden values, then the rows of what sums over them; others are whole everywhere.
 RULES = (
     (
-        r"(q_proj|k_proj|v_proj|gate_proj|up_proj|w1|w3|embed_tokens|lm_head)\.weight$",
+        r"(q_proj|k_proj|v_proj|q_b_proj|kv_b_proj|gate_proj|up_proj|w1|w3|embed_tokens|lm_head)\.weight$",
         P("model", None),
     ),
     (r"(q_proj|k_proj|v_proj)\.bias$", P("model")),

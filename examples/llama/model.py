@@ -6,7 +6,7 @@ The layers are Flax's. `jaxfp8.nnx.load` makes 8-bit ones of those whose tensors
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import jaxfp8.nnx
 from llama import decoder
 from llama.attention import rms_norm
 from llama.cache import Cache
-from llama.config import Config
+from llama.config import Config, Latent
 
 
 class Norm(nnx.Module):
@@ -42,10 +42,14 @@ class Layer(nnx.Module):
         width, hidden, size, bias = config.width, config.hidden, config.head, config.qkv_bias
         self.input_layernorm = Norm(width, config.eps)
         self.self_attn = nnx.Dict(
-            q_proj=linear(width, config.heads * size, bias),
-            k_proj=linear(width, config.kv_heads * size, bias),
-            v_proj=linear(width, config.kv_heads * size, bias),
-            o_proj=linear(config.heads * size, width, config.out_bias),
+            _latent(config, config.latent, linear)
+            if config.latent is not None
+            else {
+                "q_proj": linear(width, config.heads * size, bias),
+                "k_proj": linear(width, config.kv_heads * size, bias),
+                "v_proj": linear(width, config.kv_heads * size, bias),
+                "o_proj": linear(config.heads * size, width, config.out_bias),
+            }
         )
         if config.qk_norm:
             self.self_attn["q_norm"] = Norm(size, config.eps)
@@ -71,6 +75,24 @@ class Layer(nnx.Module):
 
         experts = self.mlp if isinstance(self.mlp, jaxfp8.nnx.MoE) else None
         return decoder.layer(self.config, x, apply, apply, experts, cache, positions, span)
+
+
+def _latent(config: Config, latent: Latent, linear: Callable[..., Any]) -> dict[str, Any]:
+    """The layers of DeepSeek-V3's attention."""
+    width, queries = config.width, config.heads * config.head
+    made = {
+        "kv_a_proj_with_mqa": linear(width, latent.kv_rank + latent.rotated),
+        "kv_a_layernorm": Norm(latent.kv_rank, config.eps),
+        "kv_b_proj": linear(latent.kv_rank, config.heads * (latent.plain + latent.value)),
+        "o_proj": linear(config.heads * latent.value, width),
+    }
+    if latent.q_rank is None:
+        return made | {"q_proj": linear(width, queries)}
+    return made | {
+        "q_a_proj": linear(width, latent.q_rank),
+        "q_a_layernorm": Norm(latent.q_rank, config.eps),
+        "q_b_proj": linear(latent.q_rank, queries),
+    }
 
 
 class Trunk(nnx.Module):

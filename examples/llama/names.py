@@ -56,5 +56,7 @@ def unused(config: Config) -> str:
     Wavelengths are computed. Inputs are quantised as they come, so static scales of theirs are not
     read. A tied head is the table of tokens.
     """
-    parts = [r"rotary_emb\.inv_freq$", r"^rope_freqs\.weight$", r"\.input_scale$"]
+    # DeepSeek-V3 has one more layer, to predict a second token.
+    more = rf"^model\.layers\.{config.layers}\."
+    parts = [more, r"rotary_emb\.inv_freq$", r"^rope_freqs\.weight$", r"\.input_scale$"]
     return "|".join([*parts, r"^lm_head\.weight$"] if config.tied else parts)

@@ -69,6 +69,24 @@ FAMILIES = {
         "first_k_dense_replace": 1,
     },
 }
+FAMILIES["deepseek 3"] = FAMILIES["dots 1"] | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+}
 
 
 def floats(said, seed=0):
@@ -89,10 +107,17 @@ def floats(said, seed=0):
         layer = f"model.layers.{number}"
         gain(f"{layer}.input_layernorm", config.width)
         gain(f"{layer}.post_attention_layernorm", config.width)
-        for name, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)):
+        if config.latent:
+            latent_matrices(config, f"{layer}.self_attn", matrix, gain)
+        for name, heads in (
+            ()
+            if config.latent
+            else (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads))
+        ):
             size = heads * config.head
             matrix(f"{layer}.self_attn.{name}_proj", size, config.width, config.qkv_bias)
-        matrix(f"{layer}.self_attn.o_proj", config.width, config.heads * config.head)
+        mixed = config.heads * (config.latent.value if config.latent else config.head)
+        matrix(f"{layer}.self_attn.o_proj", config.width, mixed)
         if config.qk_norm:
             gain(f"{layer}.self_attn.q_norm", config.head)
             gain(f"{layer}.self_attn.k_norm", config.head)
@@ -110,6 +135,16 @@ def floats(said, seed=0):
     if not config.tied:
         matrix("lm_head", config.vocabulary, config.width)
     return {name: jnp.asarray(w, jnp.float32) for name, w in tensors.items()}
+
+
+def latent_matrices(config, start, matrix, gain):
+    latent = config.latent
+    matrix(f"{start}.q_a_proj", latent.q_rank, config.width)
+    gain(f"{start}.q_a_layernorm", latent.q_rank)
+    matrix(f"{start}.q_b_proj", config.heads * config.head, latent.q_rank)
+    matrix(f"{start}.kv_a_proj_with_mqa", latent.kv_rank + latent.rotated, config.width)
+    gain(f"{start}.kv_a_layernorm", latent.kv_rank)
+    matrix(f"{start}.kv_b_proj", config.heads * (latent.plain + latent.value), latent.kv_rank)
 
 
 def inner(config):
@@ -186,7 +221,39 @@ def linear(tensors, name, x):
     return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0)
 
 
+def latent_attention(config, tensors, name, x):
+    """Head by head, as the paper writes it."""
+    own, length = config.latent, len(x)
+    low = norm(config, tensors, f"{name}.q_a_layernorm", linear(tensors, f"{name}.q_a_proj", x))
+    q = linear(tensors, f"{name}.q_b_proj", low).reshape(length, config.heads, -1)
+    both = linear(tensors, f"{name}.kv_a_proj_with_mqa", x)
+    shared = turned(config, both[:, None, own.kv_rank :])[:, 0]
+    low = norm(config, tensors, f"{name}.kv_a_layernorm", both[:, : own.kv_rank])
+    kv = linear(tensors, f"{name}.kv_b_proj", low).reshape(length, config.heads, -1)
+    stretch = 0.1 * 0.7 * np.log(4.0) + 1  # of the configuration above
+    outs = []
+    for head in range(config.heads):
+        k, v = kv[:, head, : own.plain], kv[:, head, own.plain :]
+        positioned = turned(config, q[:, head : head + 1, own.plain :])[:, 0]
+        scores = q[:, head, : own.plain] @ k.T + positioned @ shared.T
+        scores = scores * stretch**2 / np.sqrt(own.plain + own.rotated)
+        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+        share = np.exp(scores - scores.max(-1, keepdims=True))
+        outs.append(share / share.sum(-1, keepdims=True) @ v)
+    return linear(tensors, f"{name}.o_proj", np.concatenate(outs, -1))
+
+
+def turned(config, x):
+    """Neighbours as complex numbers, with YaRN's ratio of factors."""
+    waves = np.array([wave(config.rope, x.shape[-1], i) for i in range(x.shape[-1] // 2)])
+    ratio = (0.1 * np.log(4.0) + 1) / (0.1 * 0.7 * np.log(4.0) + 1)
+    y = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * np.arange(len(x))[:, None] * waves)[:, None]
+    return np.stack([y.real, y.imag], -1).reshape(x.shape) * ratio
+
+
 def attention(config, tensors, name, x):
+    if config.latent:
+        return latent_attention(config, tensors, name, x)
     length, size = len(x), config.head
     q, k, v = (linear(tensors, f"{name}.{n}_proj", x).reshape(length, -1, size) for n in "qkv")
     if config.qk_norm:

@@ -49,13 +49,17 @@ def off(got, want):
 
 
 CASES = [
-    *zip(FAMILIES, ["tensor", "block", "int8", None, "channel", "block", "channel"], strict=True)
+    *zip(
+        FAMILIES,
+        ["tensor", "block", "int8", None, "channel", "block", "channel", "block"],
+        strict=True,
+    )
 ]
 
 
 @pytest.mark.parametrize(("family", "format"), CASES)
 def test_logits_are_those_of_the_decoder_in_float64(tmp_path, family, format):
-    layers = 2 if family in ("llama 3", "dots 1") else 1
+    layers = 2 if family in ("llama 3", "dots 1", "deepseek 3") else 1
     said = FAMILIES[family] | {"num_hidden_layers": layers}
     exact = logits(said, write(tmp_path / "m", said, format), IDS)[-1]
     model, changes = load.model(tmp_path / "m", **F32)
@@ -65,7 +69,7 @@ def test_logits_are_those_of_the_decoder_in_float64(tmp_path, family, format):
 
 
 @pytest.mark.parametrize(
-    ("family", "format"), [("qwen 2", "block"), ("mixtral", "channel"), ("dots 1", "block")]
+    ("family", "format"), [("qwen 2", "block"), ("mixtral", "channel"), ("deepseek 3", "block")]
 )
 def test_plain_functions_with_a_scan_are_the_same_decoder(tmp_path, family, format):
     exact = logits(FAMILIES[family], write(tmp_path / "m", FAMILIES[family], format), IDS)[-1]
@@ -327,6 +331,14 @@ def test_an_invented_checkpoint_loads_and_has_the_bytes_of_its_codes(tmp_path, m
     assert len(changes.changed) == 7 and len(changes.left) == 2
     values = jaxfp8.dequantize(model.model.layers[0].mlp.up_proj.weight)
     assert jnp.isfinite(values).all() and 0.1 < jnp.std(values) < 0.3
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen 3 moe", "deepseek 3"])
+def test_an_invented_mixture_of_experts_generates(tmp_path, monkeypatch, capsys, family):
+    monkeypatch.setitem(invent.SIZES, "small", FAMILIES[family])
+    assert invent.main([str(tmp_path / "m")]) == 0
+    assert main([str(tmp_path / "m"), "--ids", "1,2", "--tokens", "2", "--compare"]) == 0
+    assert "\nbfloat16 " in capsys.readouterr().out
 
 
 def test_command_says_what_is_missing(folder, capsys):
