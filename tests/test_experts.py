@@ -315,6 +315,41 @@ def test_linen_and_nnx_have_the_same_parameters():
     assert ours == {"/".join(key.key for key in path): leaf.shape for path, leaf in theirs}
 
 
+def published():
+    """The tensors of a layer of experts in 8 bits, [N, K], and names for each parameter."""
+    tensors, mapping = {"gate.weight": jnp.ones((2, WIDTH))}, {"moe/router/kernel": "gate.weight"}
+    shapes = {"gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
+    for number, (kind, shape) in enumerate([*shapes.items()] * 2):
+        w = jax.random.normal(jax.random.key(number), shape)
+        tensors[f"{number // 3}.{kind}"] = jaxfp8.quantize(w, channelwise_axes=(0,))
+    mapping["moe/up/kernel"] = [[f"{i}.gate", f"{i}.up"] for i in range(2)]
+    mapping["moe/down/kernel"] = [f"{i}.down" for i in range(2)]
+    return tensors, mapping
+
+
+def test_load_joins_gate_and_up_of_each_expert():
+    tensors, mapping = published()
+    model = nnx.eval_shape(lambda: Block({"num_experts": 2, "top_k": 1}, nnx.Rngs(0)))
+    jaxfp8.nnx.load(model, tensors, mapping)
+    for number in range(2):
+        both = [jaxfp8.dequantize(tensors[f"{number}.{kind}"]).T for kind in ("gate", "up")]
+        ours = jaxfp8.dequantize(model.moe.up.weight)[number]
+        np.testing.assert_array_equal(ours, np.concatenate(both, 1))
+    layer = jaxfp8.linen.MoE(HIDDEN, 2, 1, recipe=jaxfp8.FP8_W8A16)
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), tokens(3))
+    names = {path.removeprefix("moe/"): name for path, name in mapping.items()}
+    variables = jaxfp8.linen.load(shapes, tensors, names)
+    np.testing.assert_allclose(layer.apply(variables, tokens(3)), model(tokens(3)), 1e-5, 1e-5)
+
+
+def test_a_list_for_each_expert_is_needed():
+    tensors, mapping = published()
+    names = {**mapping, "moe/up/kernel": [["0.gate", "0.up", "1.gate", "1.up"]]}
+    model = nnx.eval_shape(lambda: Block({"num_experts": 2, "top_k": 1}, nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"names 1 lists.*a list for each index"):
+        jaxfp8.nnx.load(model, tensors, names)
+
+
 # In FP8 training
 
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)

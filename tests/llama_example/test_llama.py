@@ -354,7 +354,7 @@ def test_command_says_what_is_missing(folder, capsys):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tmp_path, family):
-    """Where they are installed; they were with torch 2.8.0 and transformers 4.56.2."""
+    """Where they are installed; they were with transformers 4.56.2, mixtures with 5.24.0."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     write(tmp_path / "m", FAMILIES[family])
