@@ -525,13 +525,16 @@ def test_linen_splits_experts_and_tokens_with_their_gradients():
 
 
 @pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 @pytest.mark.parametrize("recipe", SOME[:2], ids=named)
-def test_tokens_that_the_compiler_splits_give_the_same(recipe):
+def test_tokens_that_the_compiler_splits_give_the_same(recipe, kind):
     run, _, _ = quantized("linen", MIXTRAL, recipe)
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    x = tokens(16)
+    mesh, x = jax.make_mesh((4,), ("x",), axis_types=(kind,)), tokens(16)
     over = jax.device_put(x, jax.NamedSharding(mesh, P("x")))
-    np.testing.assert_allclose(jax.jit(run)(over), jax.jit(run)(x), rtol=1e-5, atol=1e-5)
+    with jax.set_mesh(mesh):
+        split = jax.sharding.auto_axes(run, out_sharding=P("x"))
+        y = jax.jit(split if kind == jax.sharding.AxisType.Explicit else run)(over)
+    np.testing.assert_allclose(y, jax.jit(run)(x), rtol=1e-5, atol=1e-5)
 
 
 # Wrong arguments

@@ -22,6 +22,7 @@ from jaxfp8._value.errors import message, shown
 Network = Callable[[jax.Array, jax.Array], jax.Array]
 # Added to a sum of scores, as DeepSeek does: sigmoids may all be zero.
 _TINY = 1e-20
+_PERMUTES: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,8 @@ def _mixed(
     """Tokens [T, D] through the experts [T, k]; one numbered `experts` is nobody, and gives 0."""
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
-    places = jnp.argsort(order)  # of each choice among the sorted rows
+    numbers = jnp.arange(order.size, dtype=order.dtype)
+    places = jnp.zeros_like(order).at[order].set(numbers, **_PERMUTES)  # the inverse of `order`
     sizes = jnp.bincount(flat, length=experts).astype(jnp.int32)
     y = network(_taken(chosen.shape[1], x, order, places), sizes)
     back = y.at[places].get(**_PERMUTES).reshape(*chosen.shape, y.shape[-1])
@@ -160,9 +162,6 @@ def _mixed(
     back = jnp.where((chosen < experts)[..., None], back, jnp.zeros((), y.dtype))
     total = jnp.einsum("tk,tkd->td", weights, back, preferred_element_type=jnp.float32)
     return total.astype(y.dtype)
-
-
-_PERMUTES: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

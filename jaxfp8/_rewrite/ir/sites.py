@@ -34,7 +34,7 @@ class Seen:
     # The dots reached by 8-bit data, in order.
     sites: list[DotSite] = dataclasses.field(default_factory=list)
     others: int = 0  # the number of all other dots
-    # The scaled and ragged dots already in the function.
+    # The scaled dots already in the function.
     calls: list[Op] = dataclasses.field(default_factory=list)
     # Gathers, slices and stacks of FP8 arrays done on bytes instead, each with the dtypes and the
     # shapes of those arrays.
