@@ -33,7 +33,7 @@ from jaxfp8._call.ops import (
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.qarray import as_bytes
+from jaxfp8._value.dtypes import as_bytes
 
 _NOT_SPLIT = "derivatives and `vmap` of groups are not split along explicit axes"
 
