@@ -197,6 +197,7 @@ class _Job:
                 for path in map(os.path.abspath, self._folder.files)
             ],
             "recipe": repr(self._recipe),
+            "format": self._config and self._config["format"],
             "weights": list(self._weights),
         }
         if not (self._work / _JOB).exists():
