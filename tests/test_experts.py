@@ -197,6 +197,22 @@ def test_vmap_is_a_batch(framework):
     np.testing.assert_allclose(jax.jit(jax.vmap(run))(x), jax.jit(run)(x), rtol=1e-5, atol=1e-6)
 
 
+def test_names_of_mesh_axes_stay_with_experts_in_8_bits():
+    init = nn.initializers.lecun_normal(batch_axis=(0,))
+    split = {"experts_init": nn.with_partitioning(init, ("e", None, None))}
+    floats = jaxfp8.linen.MoE(HIDDEN, **MIXTRAL, **split)
+    model = floats.copy(recipe=jaxfp8.FP8_W8A16)
+    x = tokens(3)
+    variables, _ = jaxfp8.linen.quantize(model, floats.init(jax.random.key(0), x), x)
+    specs = nn.get_partition_spec(variables)["params"]["up"]["kernel"]
+    assert specs.qvalue == specs.scale == P("e", None, None)
+    metadata = nnx.with_partitioning(init, ("e", None, None), eager_sharding=False)
+    ours, _ = nnx_layer(MIXTRAL, experts_init=metadata)
+    jaxfp8.nnx.quantize(ours, jaxfp8.FP8_W8A16)
+    kept = ours.moe.up.kernel.get_metadata()
+    assert kept["out_sharding"] == ("e", None, None)
+
+
 # In 8 bits
 
 

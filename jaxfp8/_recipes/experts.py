@@ -157,7 +157,7 @@ def _mixed(
     places = jnp.zeros_like(order).at[order].set(numbers, **_PERMUTES)  # the inverse of `order`
     sizes = jnp.bincount(flat, length=experts).astype(jnp.int32)
     y = network(_taken(chosen.shape[1], x, order, places), sizes)
-    back = y.at[places].get(**_PERMUTES).reshape(*chosen.shape, y.shape[-1])
+    back = _taken(1, y, places, order).reshape(*chosen.shape, y.shape[-1])
     # Rows of nobody may hold anything, and zero times NaN is NaN.
     back = jnp.where((chosen < experts)[..., None], back, jnp.zeros((), y.dtype))
     total = jnp.einsum("tk,tkd->td", weights, back, preferred_element_type=jnp.float32)
@@ -165,21 +165,25 @@ def _mixed(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _taken(top_k: int, x: jax.Array, order: jax.Array, places: jax.Array) -> jax.Array:
-    """The token of each sorted choice.
+def _taken(top_k: int, x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Rows, each `top_k` times, in an order with a known inverse.
 
-    Its gradient gathers, too. That of plain indexing would add into rows, one by one on a GPU.
+    The gradient gathers, too. That of plain indexing would add into rows, one by one on a GPU.
     """
-    del places
+    del inverse
     return x.at[order // top_k].get(mode="promise_in_bounds")
 
 
-def _give_back(top_k: int, places: jax.Array, dy: jax.Array) -> tuple[jax.Array, None, None]:
-    rows = dy.at[places].get(**_PERMUTES)
-    return rows.reshape(places.size // top_k, top_k, dy.shape[-1]).sum(1), None, None
+def _take(top_k: int, x: jax.Array, order: jax.Array, inverse: jax.Array) -> tuple[Any, jax.Array]:
+    return _taken(top_k, x, order, inverse), inverse
 
 
-_taken.defvjp(lambda top_k, x, order, places: (_taken(top_k, x, order, places), places), _give_back)
+def _give_back(top_k: int, inverse: jax.Array, dy: jax.Array) -> tuple[jax.Array, None, None]:
+    rows = dy.at[inverse].get(**_PERMUTES)
+    return rows.reshape(inverse.size // top_k, top_k, dy.shape[-1]).sum(1), None, None
+
+
+_taken.defvjp(_take, _give_back)
 
 
 def activated(activation: Callable[[jax.Array], jax.Array], gated: bool, y: jax.Array) -> jax.Array:
@@ -188,12 +192,3 @@ def activated(activation: Callable[[jax.Array], jax.Array], gated: bool, y: jax.
         return activation(y)
     gate, up = jnp.split(y, 2, -1)
     return activation(gate) * up
-
-
-def for_each(init: Callable[..., Any]) -> Callable[..., Any]:
-    """An initialiser of a stack of matrices from one of a matrix."""
-
-    def stacked(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any:
-        return jax.vmap(lambda key: init(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
-
-    return stacked

@@ -16,7 +16,8 @@ from jaxfp8._recipes.recipes import Recipe
 from jaxfp8.linen._kernel import Weight, input_scale, weight_of
 from jaxfp8.linen._layers import Dense, Init
 
-_INIT = nn.initializers.lecun_normal()
+_KERNEL_INIT = nn.initializers.lecun_normal()
+_EXPERTS_INIT = nn.initializers.lecun_normal(batch_axis=(0,))
 _FLOATS = Recipe(name="recipe=None", weight=None)
 
 
@@ -29,7 +30,7 @@ class GroupedDense(nn.Module):
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of the kernel before it is quantised.
       precision: as in `jaxfp8.ragged_dot`.
-      kernel_init: initialiser of one matrix.
+      kernel_init: initialiser of all matrices [num_groups, inputs, features].
       recipe: how kernel and input are held; None in floats. One without `terms` and `compute`.
       ragged_dot_cls: None, or the class of the product in floats, such as `Fp8RaggedDot`.
 
@@ -45,7 +46,7 @@ class GroupedDense(nn.Module):
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     precision: Any = None
-    kernel_init: Init = _INIT
+    kernel_init: Init = _EXPERTS_INIT
     recipe: Recipe | None = None
     ragged_dot_cls: Any = None
 
@@ -61,7 +62,7 @@ class GroupedDense(nn.Module):
             recipe=recipe,
             why_not_prepared="products of groups take no prepared weight",
         )
-        kernel = weight_of(self, weight, experts.for_each(self.kernel_init), self.param_dtype)
+        kernel = weight_of(self, weight, self.kernel_init, self.param_dtype)
         if self.recipe is None:
             x, kernel = promote_dtype(x, kernel, dtype=self.dtype)
             product: Any = jax.lax.ragged_dot
@@ -97,6 +98,7 @@ class MoE(nn.Module):
       param_dtype: dtype of all parameters before they are quantised.
       precision: as in `jaxfp8.ragged_dot`.
       kernel_init: initialiser of a matrix [inputs, outputs].
+      experts_init: initialiser of the matrices of all experts [num_experts, inputs, outputs].
       recipe: how the weights and inputs of experts are held; None in floats.
       ragged_dot_cls: None, or a class for the products of experts, such as `Fp8RaggedDot`.
       dot_general_cls: the same for shared experts, such as `Fp8DirectDotGeneralOp`.
@@ -125,7 +127,8 @@ class MoE(nn.Module):
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     precision: Any = None
-    kernel_init: Init = _INIT
+    kernel_init: Init = _KERNEL_INIT
+    experts_init: Init = _EXPERTS_INIT
     recipe: Recipe | None = None
     ragged_dot_cls: Any = None
     dot_general_cls: Any = None
@@ -172,16 +175,17 @@ class MoE(nn.Module):
         return experts.activated(self.activation, self.gated, y)
 
     def _of_layers(self, *names: str) -> dict[str, Any]:
-        names = ("dtype", "param_dtype", "precision", "kernel_init", *names)
+        names = ("dtype", "param_dtype", "precision", *names)
         return {name: getattr(self, name) for name in names}
 
     def _grouped(self, name: str, features: int) -> nn.Module:
         settings = self._of_layers("recipe", "ragged_dot_cls")
         count = experts.here(self.num_experts, self.axis_name)
-        return GroupedDense(count, features, name=name, **settings)
+        init = self.experts_init
+        return GroupedDense(count, features, kernel_init=init, name=name, **settings)
 
     def _shared(self, name: str, features: int) -> nn.Module:
-        common: dict[str, Any] = {"use_bias": False, "name": name}
+        common: dict[str, Any] = {"use_bias": False, "kernel_init": self.kernel_init, "name": name}
         if self.recipe is not None:
             return Dense(features, **common, **self._of_layers("recipe"))
         return nn.Dense(features, **common, **self._of_layers("dot_general_cls"))

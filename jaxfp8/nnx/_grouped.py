@@ -11,7 +11,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import ArrayLike, DTypeLike
 
-_KERNEL_INIT = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=(0,))
+EXPERTS_INIT = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=(0,))
 
 
 class GroupedLinear(nnx.Module):
@@ -47,7 +47,7 @@ class GroupedLinear(nnx.Module):
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         precision: Any = None,
-        kernel_init: Callable[..., Any] = _KERNEL_INIT,
+        kernel_init: Callable[..., Any] = EXPERTS_INIT,
         ragged_dot: Callable[..., jax.Array] = jax.lax.ragged_dot,
         rngs: nnx.Rngs,
     ) -> None:

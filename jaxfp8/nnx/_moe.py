@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._recipes import experts
-from jaxfp8.nnx._grouped import GroupedLinear
+from jaxfp8.nnx._grouped import EXPERTS_INIT, GroupedLinear
 
 Init = Callable[..., Any]
 _KERNEL_INIT = nnx.initializers.lecun_normal()
@@ -51,6 +51,7 @@ class MoE(nnx.Module):
       param_dtype: dtype of all parameters.
       precision: as in `jax.lax.ragged_dot`.
       kernel_init: initialiser of a matrix [inputs, outputs].
+      experts_init: initialiser of the matrices of all experts [num_experts, inputs, outputs].
       rngs: for all parameters.
 
     Example:
@@ -85,6 +86,7 @@ class MoE(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         precision: Any = None,
         kernel_init: Init = _KERNEL_INIT,
+        experts_init: Init = EXPERTS_INIT,
         rngs: nnx.Rngs,
     ) -> None:
         self.routing = experts.Routing(
@@ -101,7 +103,7 @@ class MoE(nnx.Module):
         settings = {"param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         self._make_router(in_features, use_selection_bias, kernel_init, settings)
         settings["dtype"] = dtype
-        self._make_experts(in_features, hidden_features, kernel_init, settings)
+        self._make_experts(in_features, hidden_features, experts_init, settings)
         self._make_shared(in_features, shared_features, kernel_init, settings)
 
     def _make_router(self, features: int, has_bias: bool, init: Init, settings: Any) -> None:
@@ -112,7 +114,7 @@ class MoE(nnx.Module):
         self.selection_bias = nnx.data(bias)
 
     def _make_experts(self, features: int, hidden: int, init: Init, settings: Any) -> None:
-        count, kinds = self.routing.num_experts, {"kernel_init": experts.for_each(init), **settings}
+        count, kinds = self.routing.num_experts, {"kernel_init": init, **settings}
         self.up = GroupedLinear(count, features, (1 + self.gated) * hidden, **kinds)
         self.down = GroupedLinear(count, hidden, features, **kinds)
 
