@@ -1,13 +1,20 @@
 // The XLA FFI handler `jaxfp8_joint_dots`: several scaled dots as one launch of `sm80_w8a16`.
 //
 //   attributes  those of each scaled dot, but `kernel`; their names begin with dot0_, dot1_, ...
-//   operands    those of the first dot, then those of the second, ...
+//               multiplied, optional: the dtype of the product of both outputs, the only result.
+//               Each output is rounded to its own dtype first
+//               epsilon, optional: f32. The activations are rows that an RMSNorm is still to divide
+//               gain_offset, optional: f32, added to the gain of the norm
+//   operands    those of the first dot, then those of the second, ...; last, with epsilon, the gain
+//               of the norm: bfloat16 or float32 [K]
 //   results     likewise
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/check.h"
@@ -26,6 +33,7 @@ namespace {
 struct KnownJoint {
   std::unique_ptr<w8a16::W8A16Plan> plan;
   std::vector<Slots> dots;
+  w8a16::Fused fused;
 };
 
 // Takes the first `count` of the buffers that are left.
@@ -38,6 +46,8 @@ bool Take(const std::vector<Buffer>& from, size_t& taken, size_t count, std::vec
 
 // The dots of a call, read one after another.
 struct Dots {
+  std::string_view multiplied;
+  w8a16::Fused fused;
   std::vector<Problem> problems;
   std::vector<Slots> slots;
   size_t operands = 0, results = 0;  // how many are taken
@@ -49,6 +59,7 @@ struct Dots {
     ScaledDotSpec& spec = request.spec;
     Read(read, spec);
     JAXFP8_RETURN_IF_ERROR(read.status());
+    if (!multiplied.empty()) JAXFP8_RETURN_IF_ERROR(Multiply(spec.epilogue.out_dtype));
     JAXFP8_RETURN_IF_ERROR(CheckSpec(spec));
     const Slots own = {OperandSlots(spec), ResultSlots(spec)};
     std::vector<Buffer> own_operands, own_results;
@@ -64,7 +75,38 @@ struct Dots {
     slots.push_back(own);
     return {};
   }
+
+ private:
+  // Has the next dot write the one result of all.
+  //   out_dtype  its own, and then that of the result
+  Status Multiply(std::string_view& out_dtype) {
+    const DType rounded = ParseDType(out_dtype);
+    if (rounded != DType::kF32 && rounded != DType::kBF16 && rounded != DType::kF16) {
+      return "outputs that are multiplied are float32, bfloat16 or float16, and one is " +
+             std::string(out_dtype);
+    }
+    fused.gate.rounded[problems.size() % 2] = rounded;
+    out_dtype = multiplied;
+    results = 0;
+    return {};
+  }
 };
+
+// Takes the gain of the norm, the last operand.
+Status TakeGain(const std::vector<Buffer>& operands, Dots& dots) {
+  std::vector<Buffer> gain;
+  if (!Take(operands, dots.operands, 1, gain)) return "the gain of the norm is missing";
+  const int64_t depth = dots.problems.front().depth;
+  const Dims shape(&depth, 1);
+  dots.fused.wide_gain = gain[0].dtype == DType::kF32;
+  const bool known = dots.fused.wide_gain || gain[0].dtype == DType::kBF16;
+  if (!known || !std::ranges::equal(gain[0].shape, shape)) {
+    return "the gain of the norm is " + std::string(NameOf(gain[0].dtype)) + " of shape " +
+           ShapeText(gain[0].shape) + ", but needs to be bfloat16 or float32 of shape " +
+           ShapeText(shape);
+  }
+  return {};
+}
 
 std::string NameOfDot(size_t index) { return "dot" + std::to_string(index) + "_"; }
 
@@ -72,10 +114,17 @@ std::string NameOfDot(size_t index) { return "dot" + std::to_string(index) + "_"
 Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
              const std::vector<Buffer>& results, KnownJoint& known) {
   Dots dots;
+  Reader read(attributes);
+  if (read.Has("multiplied")) read("multiplied", dots.multiplied);
+  dots.fused.norm = read.Has("epsilon");
+  if (dots.fused.norm) read("epsilon", dots.fused.epsilon);
+  if (read.Has("gain_offset")) read("gain_offset", dots.fused.gain_offset);
+  JAXFP8_RETURN_IF_ERROR(read.status());
   do {
     JAXFP8_RETURN_IF_ERROR(dots.Add(Reader::WithPrefix(NameOfDot(dots.problems.size()), attributes),
                                     operands, results));
   } while (attributes.contains(NameOfDot(dots.problems.size()) + "lhs_dtype"));
+  if (dots.fused.norm) JAXFP8_RETURN_IF_ERROR(TakeGain(operands, dots));
   if (dots.operands != operands.size() || dots.results != results.size()) {
     return "there are more operands or results than its dots need";
   }
@@ -83,7 +132,8 @@ Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
   Device device;
   JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
   known.dots = dots.slots;
-  return w8a16::PlanJoint(dots.problems, device, known.plan);
+  known.fused = dots.fused;
+  return w8a16::PlanJoint(dots.problems, dots.fused, device, known.plan);
 }
 
 Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
@@ -96,9 +146,10 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   for (const Slots& dot : known->dots) {
     buffers.push_back(DeviceBuffers(dot.Bind(operand, result)));
     operand += dot.operands.size();
-    result += dot.results.size();
+    if (!known->fused.gate) result += dot.results.size();
   }
-  JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, stream));
+  const void* gain = known->fused.norm ? operand->data : nullptr;
+  JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, gain, stream));
   Calls::Count(kSm80W8A16);
   return {};
 }

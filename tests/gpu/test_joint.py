@@ -150,7 +150,7 @@ def layer(x, ws):
         return x @ (w.qvalue.astype(x.dtype) * w.scale.astype(x.dtype))
 
     q, k, v, gate, up = map(dot, ws)
-    return q, k + v, jax.nn.silu(gate) * up
+    return q, k + v, jax.nn.silu(gate), up
 
 
 def weights_of():

@@ -3,7 +3,8 @@
 A weight of few columns keeps few blocks at work, and each launch waits for the one before. From
 compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once, of FP8
 values up to 16. On other platforms, on several devices, under vmap and in derivatives they run as
-separate scaled dots.
+separate scaled dots. A launch may multiply the outputs of two, and write their product alone. It
+may make their input by an RMSNorm.
 
 Order of this file: choice of products, primitive, its rules, lowering.
 """
@@ -11,12 +12,15 @@ Order of this file: choice of products, primitive, its rules, lowering.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -32,8 +36,10 @@ from jaxfp8._call.ops.dot import (
     transpose_rule,
 )
 from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.reference import produce_reference
+from jaxfp8._call.reference.produce_reference import Norm
 from jaxfp8._value import compat
-from jaxfp8._value.spec import ScaledDotSpec, is_known
+from jaxfp8._value.spec import ScaledDotSpec, Shape, is_known
 
 # As in ffi/cuda/kernels/sm80_w8a16/schedule.h.
 MOST = 4
@@ -41,6 +47,35 @@ MOST = 4
 # were not measured.
 _MOST_ROWS = 64
 _OLDEST_GPU = 90
+
+# With more rows a norm inside the product costs what its own kernel does. As in
+# ffi/cuda/kernels/sm80_w8a16/schedule.h.
+MOST_NORM_ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """What a launch does beside its products.
+
+    Attributes:
+      multiplied: the dtype of the product of two outputs, the only result (`why_not_multiplied`);
+        "" for the outputs themselves.
+      norm: how the rows of all products are made of the input (`why_not_normed`); None for the
+        input itself. Its gain is one more operand, the last.
+      gain_offset: what is added to the gain.
+    """
+
+    multiplied: str = ""
+    norm: Norm | None = None
+    gain_offset: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.multiplied) or self.norm is not None
+
+
+NOTHING = Fused()
 
 # Choice of products
 
@@ -84,6 +119,54 @@ def pays(specs: Sequence[ScaledDotSpec]) -> bool:
     return not xla_products.takes(as_one, "", targets.compute_capability())
 
 
+def why_not_multiplied(specs: Sequence[ScaledDotSpec]) -> str | None:
+    """Why one launch cannot multiply the outputs of two products of one input, or None if it can.
+
+    `WhyNotFused` in ffi/cuda/kernels/sm80_w8a16/schedule.cc has the same rules.
+    """
+    one, other = specs
+    if one.out_shape != other.out_shape:
+        return "the outputs differ in shape"
+    if _blocks(one) != _blocks(other):
+        return "scales of the weights change at different places of the contracted axis"
+    return _why_not_plain(specs)
+
+
+def why_not_normed(specs: Sequence[ScaledDotSpec], norm: Norm) -> str | None:
+    """Why one launch cannot make the rows of its products by a norm, or None if it can."""
+    for spec in specs:
+        lhs = spec.lhs
+        if lhs.dtype != "bfloat16" or lhs.scale:
+            return f"the rows are {lhs.dtype}, and the kernel takes bfloat16"
+        if lhs.batch or lhs.contracting != (len(lhs.shape) - 1,):
+            return "the contracted axis of the rows is not their last"
+        if math.prod(lhs.shape[:-1]) > MOST_NORM_ROWS:
+            return f"there are more than {MOST_NORM_ROWS} rows"
+    if norm.centred or norm.has_shift or not norm.has_gain:
+        return "the kernel has RMSNorm with a gain"
+    return _why_not_plain(specs)
+
+
+def _why_not_plain(specs: Sequence[ScaledDotSpec]) -> str | None:
+    """Why the epilogue of a fused launch does not serve some products, or None if it does."""
+    for spec in specs:
+        epilogue = spec.epilogue
+        if spec.lhs.zero_point or spec.rhs.zero_point or epilogue.out_scale is not None:
+            return "a product has zero points or an 8-bit output"
+        if epilogue.amax is not None or epilogue.out_dtype not in _WIDE:
+            return f"a product gives its amax, or {epilogue.out_dtype}"
+    return None
+
+
+_WIDE = ("float32", "bfloat16", "float16")
+
+
+def _blocks(spec: ScaledDotSpec) -> Shape:
+    """The tiles along the contracted axes of both sides, if scales change along them."""
+    sides = [side for side in (spec.lhs, spec.rhs) if side.scale and side.scale_varies]
+    return tuple(side.tiles[axis] for side in sides for axis in side.contracting)
+
+
 # The primitive
 
 joint_dots_p = Primitive("joint_dots")
@@ -91,24 +174,52 @@ joint_dots_p.multiple_results = True
 
 
 def joint_dots(
-    specs: Sequence[ScaledDotSpec], operands: Sequence[dict[str, Any]]
+    specs: Sequence[ScaledDotSpec],
+    operands: Sequence[dict[str, Any]],
+    fused: Fused = NOTHING,
+    gain: jax.Array | None = None,
 ) -> list[jax.Array]:
     """The outputs of several scaled dots, as one launch if possible.
 
-    `what_is_shared` is equal for all, and there are at most `MOST` of them.
+    `what_is_shared` is equal for all, and there are at most `MOST` of them. `fused` is what else the
+    launch does, and `gain` that of its norm, bfloat16 or float32 [K].
     """
+    vectors = [] if gain is None else [gain]
     each = [
-        compat.vary_alike([named[name] for name in spec.operand_names()])
+        compat.vary_alike([*(named[name] for name in spec.operand_names()), *vectors])
         for spec, named in zip(specs, operands, strict=True)
     ]
-    flat = list(itertools.chain(*each))
+    counts = [len(spec.operand_names()) for spec in specs]
+    flat = [x for count, own in zip(counts, each, strict=True) for x in own[:count]]
+    flat += each[0][counts[0] :]
     varying = {compat.varying_axes(own[0]) for own in each}
     if explicit.mesh_of(map(jax.typeof, flat)) is not None or len(varying) > 1:
-        return [scaled_dot(s, **named)[0] for s, named in zip(specs, operands, strict=True)]
-    return joint_dots_p.bind(*flat, specs=tuple(specs), split=partitioning.is_wanted(flat))
+        if fused.norm is not None:
+            rows = _rows(operands[0]["lhs"], *vectors, fused=fused)
+            operands = [named | {"lhs": rows} for named in operands]
+        outs = [scaled_dot(spec, **named)[0] for spec, named in zip(specs, operands, strict=True)]
+        return _results(outs, fused.multiplied)
+    split = partitioning.is_wanted(flat)
+    return joint_dots_p.bind(*flat, specs=tuple(specs), split=split, fused=fused)
+
+
+def _rows(x: jax.Array, gain: jax.Array, *, fused: Fused) -> jax.Array:
+    """The input after the norm."""
+    assert fused.norm is not None
+    if fused.gain_offset:
+        gain = gain.astype(jnp.float32) + np.float32(fused.gain_offset)
+    return produce_reference.normed_rows(x, gain, norm=fused.norm)
 
 
 run_compiled(joint_dots_p)
+
+
+def _results(outs: list[jax.Array], multiplied: str) -> list[jax.Array]:
+    """The outputs, or their product."""
+    if not multiplied:
+        return outs
+    one, other = (out.astype(jnp.float32) for out in outs)
+    return [(one * other).astype(multiplied)]
 
 
 # Its rules are those of the scaled dots, one after another.
@@ -125,21 +236,38 @@ def _each(
         yield params, [tuple(itertools.islice(rest, number)) for rest in left]
 
 
-def _separate(*operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool) -> list[jax.Array]:
-    return [
-        scaled_dot_p.bind(*own, **params)[0] for params, (own,) in _each(specs, split, operands)
-    ]
+def _separate(
+    *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+) -> list[jax.Array]:
+    dots = list(_each(specs, split, operands))
+    if fused.norm is not None:  # each dot has the input as its first operand
+        rows = _rows(operands[0], operands[-1], fused=fused)
+        dots = [(params, [(rows, *own[1:])]) for params, (own,) in dots]
+    outs = [scaled_dot_p.bind(*own, **params)[0] for params, (own,) in dots]
+    return _results(outs, fused.multiplied)
 
 
 @joint_dots_p.def_abstract_eval
-def _abstract_eval(*avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool) -> list[Any]:
+def _abstract_eval(
+    *avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+) -> list[Any]:
     dots = _each(specs, split, avals)
-    return [scaled_dot_p.abstract_eval(*own, **params)[0][0] for params, (own,) in dots]
+    outs = [scaled_dot_p.abstract_eval(*own, **params)[0][0] for params, (own,) in dots]
+    return [outs[0].update(dtype=jnp.dtype(fused.multiplied))] if fused.multiplied else outs
 
 
 def _batch(
-    operands: tuple[Any, ...], axes: tuple[Any, ...], *, specs: Any, split: bool
+    operands: tuple[Any, ...],
+    axes: tuple[Any, ...],
+    *,
+    specs: tuple[ScaledDotSpec, ...],
+    split: bool,
+    fused: Fused,
 ) -> tuple[list[Any], list[Any]]:
+    if fused.any:
+        apart = functools.partial(_separate, specs=specs, split=split, fused=fused)
+        batched = jax.vmap(apart, axes)(*operands)
+        return batched, [0] * len(batched)
     outs: list[Any] = []
     places: list[Any] = []
     for params, (own, own_axes) in _each(specs, split, operands, axes):
@@ -154,16 +282,34 @@ def _batch(
 
 
 def _jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, specs: Any, split: bool
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    specs: tuple[ScaledDotSpec, ...],
+    split: bool,
+    fused: Fused,
 ) -> tuple[list[Any], list[Any]]:
+    if fused.any:
+        moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+        def apart(*moving: Any) -> list[jax.Array]:
+            given = dict(enumerate(primals)) | dict(zip(moved, moving, strict=True))
+            return _separate(*given.values(), specs=specs, split=split, fused=fused)
+
+        return jax.jvp(apart, [primals[i] for i in moved], [tangents[i] for i in moved])
     dots = _each(specs, split, primals, tangents)
     pairs = [jvp_rule(own, own_tangents, **params) for params, (own, own_tangents) in dots]
     return [out for outs, _ in pairs for out in outs], [t for _, ts in pairs for t in ts]
 
 
 def _transpose(
-    cotangents: list[Any], *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool
+    cotangents: list[Any],
+    *operands: Any,
+    specs: tuple[ScaledDotSpec, ...],
+    split: bool,
+    fused: Fused,
 ) -> list[Any]:
+    assert not fused.any, "only dots are linear; `_jvp` takes what is fused apart"
     dots = zip(cotangents, _each(specs, split, operands), strict=True)
     return [x for ct, (params, (own,)) in dots for x in transpose_rule([ct], *own, **params)]
 
@@ -182,7 +328,9 @@ def dots_of(inputs: Sequence[Any], params: dict[str, Any]) -> list[tuple[ScaledD
 # Lowering
 
 
-def _call(*operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool) -> list[jax.Array]:
+def _call(
+    *operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+) -> list[jax.Array]:
     """One call for all dots. The attributes of dot i are named `doti_...`."""
     ffi.register_if_it_runs_here("cuda")
     forms: list[canonical.Canonical] = []
@@ -194,6 +342,13 @@ def _call(*operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool) -
         arrays += own_arrays
         attributes |= {f"dot{i}_{name}": x for name, x in form.spec.attributes().items()}
     results = [result for form in forms for result in lowering.result_types(form.spec)]
+    if fused.multiplied:
+        results, forms = [jax.ShapeDtypeStruct(results[0].shape, fused.multiplied)], forms[:1]
+        attributes["multiplied"] = fused.multiplied
+    if fused.norm is not None:
+        arrays.append(operands[-1])
+        attributes["epsilon"] = np.float32(fused.norm.epsilon)
+        attributes["gain_offset"] = np.float32(fused.gain_offset)
     outs = jax.ffi.ffi_call(ffi.JOINT_TARGET, results)(*arrays, **attributes)
     return [form.results([out])[0] for form, out in zip(forms, outs, strict=True)]
 
@@ -203,14 +358,14 @@ _lower_joint = mlir.lower_fun(_call, multiple_results=True)
 
 
 def _lower_cuda(
-    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool
+    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
 ) -> Sequence[Any]:
     for_export = ctx.module_context.lowering_parameters.for_export
     is_alone = not split or compat.place_of(ctx) is None
     served = all(lowering.why_not(spec, "cuda") is None for spec in specs)
     joins = is_alone and served and not for_export and runs_here()
     rule = _lower_joint if joins else _lower_separate
-    return rule(ctx, *operands, specs=specs, split=split)
+    return rule(ctx, *operands, specs=specs, split=split, fused=fused)
 
 
 mlir.register_lowering(joint_dots_p, _lower_separate)

@@ -38,15 +38,10 @@ uint32_t SignFlip(const Problem& problem) {
              : Decoder<DType::kS8, DType::kF16>::SignFlip(problem.rhs.dtype);
 }
 
-bool IsPlain(const Problem& problem) {
-  return !problem.amax && !problem.out_scale && !problem.rhs.zero_point &&
-         !IsEightBit(problem.out.dtype);
-}
-
 EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& buffers) {
   EpilogueArguments e;
   e.elementwise = MakeElementwise(problem, buffers);
-  e.plain = IsPlain(problem);
+  e.plain = HasPlainEpilogue(problem);
   // With K = 0 there are no tiles along K and no scales.
   if (problem.lhs.scale && problem.depth > 0) e.row_scales = buffers.lhs_scale;
   e.row_tiles = problem.lhs.tiles;
@@ -56,9 +51,29 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
 
 }  // namespace
 
-KernelFunction KernelOf(const Problem& problem, bool joint) {
+KernelFunction KernelOf(const Problem& problem, Launch launch) {
   const int row_fragments = RowFragmentsFor(problem);
-  const bool mn_major = problem.rhs.IsMnMajor();
+  const bool mn_major = problem.rhs.IsMnMajor(), joint = launch == Launch::kSeveral;
+  if (HasNorm(launch)) {
+    switch (problem.rhs.dtype) {
+      case DType::kE4M3:
+        return E4M3NormedKernel(IsGated(launch), mn_major);
+      case DType::kE5M2:
+        return E5M2NormedKernel(IsGated(launch), mn_major);
+      default:
+        return S8NormedKernel(IsGated(launch), mn_major);
+    }
+  }
+  if (IsGated(launch)) {
+    switch (problem.rhs.dtype) {
+      case DType::kE4M3:
+        return E4M3GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
+      case DType::kE5M2:
+        return E5M2GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
+      default:
+        return S8GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
+    }
+  }
   if (GroupsRows(problem)) {
     switch (problem.rhs.dtype) {
       case DType::kE4M3:
@@ -114,6 +129,14 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.has_zero_points = weights.zero_point || weights.dtype == DType::kU8;  // uint8 is int8 plus 128
   a.epilogue = EpilogueArgumentsFor(problem, buffers);
   return a;
+}
+
+void AddFused(const Fused& fused, size_t part, const void* gain, Arguments& a) {
+  if (fused.gate) a.epilogue.rounded = fused.gate.rounded[part];
+  if (!fused.norm) return;
+  a.gain = static_cast<const uint8_t*>(gain);
+  a.wide_gain = fused.wide_gain, a.gain_offset = fused.gain_offset;
+  a.epilogue.epsilon = fused.epsilon;
 }
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -17,6 +17,8 @@ namespace jaxfp8::cuda::w8a16 {
 struct EpilogueArguments {
   Elementwise elementwise;
   bool plain = true;                  // no zero points, amax, out_scale or 8-bit output
+  DType rounded = DType::kNone;       // the output's own type, in a gated launch
+  float epsilon = 0.0f;               // of a norm
   const float* row_scales = nullptr;  // or null
   Tiles row_tiles;
   // Needed for zero points outside their type's range.
@@ -33,8 +35,11 @@ struct Arguments {
   int32_t activations_vectorized = 0;  // whether loads of eight are aligned
   const uint8_t* weights = nullptr;
   const void* activations = nullptr;
-  float* partials = nullptr;  // on devices without clusters
-  int64_t weight_pitch = 0;   // from row to row, a row as in shared memory (layout.h)
+  union {
+    float* partials = nullptr;  // on devices without clusters
+    const uint8_t* gain;        // of a norm, on devices with them
+  };
+  int64_t weight_pitch = 0;  // from row to row, a row as in shared memory (layout.h)
   int64_t weight_batch = 0;
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
   const void* scales = nullptr;          // or null
@@ -47,6 +52,8 @@ struct Arguments {
   ScaleForm scale_form = ScaleForm::kF32;
   DType weight = DType::kNone;
   bool has_zero_points = false;  // or uint8 codes: uint8 is int8 plus 128
+  bool wide_gain = false;        // a gain of float32, else of bfloat16
+  float gain_offset = 0.0f;      // added to the gain
   EpilogueArguments epilogue;
   int64_t weight_jump = 0, scale_jump = 0;  // along the outer batch axis (batch.cuh)
   int32_t inner_batch = 1;
@@ -63,12 +70,24 @@ using KernelFunction = void (*)(Parts);
 
 // The arguments of a problem, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
+// Adds what a launch does beside its products.
+//   part  the place of the product among them
+//   gain  of the norm, if there is one
+void AddFused(const Fused& fused, size_t part, const void* gain, Arguments& a);
 
-// What a launch computes: a product, several of one input, or groups of rows.
-enum class Launch : uint8_t { kOne, kSeveral, kGroups };
+// What a launch computes: a product, several of one input, the outputs of two multiplied, groups of
+// rows; several, or a gate, of normalised rows.
+enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kNormed, kNormedGated };
 
-// The kernel that computes a problem, alone or with others.
-KernelFunction KernelOf(const Problem& problem, bool joint);
+JAXFP8_HD constexpr bool IsGated(Launch launch) {
+  return launch == Launch::kGated || launch == Launch::kNormedGated;
+}
+JAXFP8_HD constexpr bool HasNorm(Launch launch) {
+  return launch == Launch::kNormed || launch == Launch::kNormedGated;
+}
+
+// The kernel that computes a problem, alone or with others. Groups have their own.
+KernelFunction KernelOf(const Problem& problem, Launch launch);
 
 // The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
 //   activation     bfloat16, float16, or e4m3 with FP8 weights
@@ -78,6 +97,14 @@ KernelFunction KernelOf(const Problem& problem, bool joint);
 KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
 KernelFunction E5M2Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
 KernelFunction S8Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
+// The same for gated launches.
+KernelFunction E4M3GatedKernel(DType activation, bool mn_major, int row_fragments);
+KernelFunction E5M2GatedKernel(DType activation, bool mn_major, int row_fragments);
+KernelFunction S8GatedKernel(DType activation, bool mn_major, int row_fragments);
+// The same for launches with a norm, beside bfloat16.
+KernelFunction E4M3NormedKernel(bool gated, bool mn_major);
+KernelFunction E5M2NormedKernel(bool gated, bool mn_major);
+KernelFunction S8NormedKernel(bool gated, bool mn_major);
 // The same for groups of rows of 16 bits.
 KernelFunction E4M3GroupsKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction E5M2GroupsKernel(DType activation, bool mn_major, int row_fragments);

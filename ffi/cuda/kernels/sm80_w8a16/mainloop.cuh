@@ -63,15 +63,37 @@ __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& sca
   }
 }
 
+// Stores the squares of the activations of a block's part of K: four sums a row, by the warps.
+template <int kRowFragments>
+__device__ __forceinline__ void StoreSquares(const RowNorm<kRowFragments>& norm, float* to) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kRowFragments; ++n) {
+    float sum = norm.squares[n];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (lane % 4 == 0) to[ActivationRowOf(lane, n) * kWarps + threadIdx.x / 32] = sum;
+  }
+}
+
 // The scaled accumulators of a block's part of K.
-template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
-__device__ __forceinline__ void Accumulate(const Arguments& a, const BlockTile& tile,
-                                           uint8_t* stages,
-                                           Accumulators<kRowFragments>& scaled_acc) {
-  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
+//   rank  of the block among those of its product
+template <class D, DType kActivation, bool kMnMajor, int kRowFragments, Launch kLaunch>
+__device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& a,
+                                           const BlockTile& tile, int32_t rank, uint8_t* stages,
+                                           Accumulators<kRowFragments>& scaled_acc,
+                                           RowNorm<kRowFragments>& norm) {
+  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments), kNorm = HasNorm(kLaunch);
+  static_assert(!kNorm || !UsesWgmma(kRowFragments));
   const int32_t end = a.schedule.depth_tiles, step = a.schedule.split;
-  int32_t depth_tile = blockIdx.y;
-  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, tile, depth_tile, stages);
+  int32_t depth_tile = rank;
+  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma, kNorm> pipeline(a, tile, depth_tile,
+                                                                         stages);
+  if constexpr (IsGated(kLaunch)) {
+    FetchEpilogue(parts.of[0]), FetchEpilogue(parts.of[1]);
+  } else if constexpr (kNorm) {
+    FetchEpilogue(a);
+  }
   const int32_t column =
       tile.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
   const ScaleOffsets offsets(a, tile.batch, column);
@@ -90,7 +112,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const BlockTile& 
         MultiplyStageWgmma<D, kActivation, kMnMajor>(a, weights, SharedAddress(activations), params,
                                                      acc);
       } else {
-        MultiplyStage<D, kActivation, kMnMajor>(a, weights, activations, params, acc);
+        MultiplyStage<D, kActivation, kMnMajor, kNorm>(a, weights, activations, params, acc, norm);
       }
     }
     ScaleAccumulators(params, a.scale_form, D::kFactor, acc, scaled_acc);
@@ -99,7 +121,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const BlockTile& 
 
 // The kernel.
 //   blockIdx.x     the output tile, of all products
-//   blockIdx.y     the rank: its part of K
+//   blockIdx.y     the rank: its part of K; with a gate the product, then the rank
 //   blockIdx.z     the outer index of a batch with jumps (batch.cuh)
 //   kWeight        e4m3, e5m2 or int8; uint8 is int8 with the sign bit flipped
 //   kActivation    bfloat16, float16, or e4m3 (up to 16 rows, decoded to float16)
@@ -111,23 +133,34 @@ template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, La
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
-  static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
+  static_assert(kTileRows * (kSumPitch + kWarps) * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
-  constexpr bool kJoint = kLaunch == Launch::kSeveral;
-  if constexpr (kJoint && HasOwnInstance(kRowFragments) && !kHasClusters) return;  // not launched
-  const int part = kJoint ? parts.tiles.PartOf(blockIdx.x) : 0;
+  constexpr bool kGated = IsGated(kLaunch), kNorm = HasNorm(kLaunch);
+  constexpr bool kJoint = kLaunch == Launch::kSeveral || kLaunch == Launch::kNormed;
+  constexpr bool kNeedsClusters = kGated || kNorm || (kJoint && HasOwnInstance(kRowFragments));
+  if constexpr (kNeedsClusters && !kHasClusters) return;  // not launched
+  const int ranks = gridDim.y / 2;                        // of each product, with a gate
+  const int behind = kGated && blockIdx.y >= ranks ? 1 : 0;
+  const int part = kJoint ? parts.tiles.PartOf(blockIdx.x) : behind;
   const Arguments& a = parts.of[part];
-  const int32_t number = blockIdx.x - parts.tiles.first[part];
+  const int32_t number = kGated ? blockIdx.x : blockIdx.x - parts.tiles.first[part];
   const BlockTile tile = kLaunch == Launch::kGroups ? GroupedTileOfBlock(a, number)
                                                     : TileOfBlock(a, number, kTileRows);
   const int split = a.schedule.split, rows_left = tile.end - tile.row;
-  const int first = blockIdx.y * kThreads + threadIdx.x, step = split * kThreads;
+  const int first = blockIdx.y * kThreads + threadIdx.x;
+  const int step = (kGated ? 2 * split : split) * kThreads;
   if constexpr (kLaunch == Launch::kGroups) {
     if (!tile.sums) return StoreZeros(a, tile, kTileRows, first, step);
   }
   Accumulators<kRowFragments> scaled_acc = {};
   using D = Decoder<kWeight, WideOf(kActivation)>;
-  Accumulate<D, kActivation, kMnMajor, kRowFragments>(a, tile, stages, scaled_acc);
+  RowNorm<kRowFragments> norm;
+  if constexpr (kNorm) {
+    norm.wide_gain = a.wide_gain, norm.gain_offset = a.gain_offset;
+  }
+  const int32_t rank = kGated ? blockIdx.y - behind * ranks : blockIdx.y;
+  Accumulate<D, kActivation, kMnMajor, kRowFragments, kLaunch>(parts, a, tile, rank, stages,
+                                                               scaled_acc, norm);
   if (!kHasClusters && split > 1) {
     const int64_t partial = OutputTileOfBlock() * split + blockIdx.y;
     StoreSums(scaled_acc, rows_left, a.partials + partial * (min(a.rows, kTileRows) * kTileColumns),
@@ -137,10 +170,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   float* sums = reinterpret_cast<float*>(stages);
   __syncthreads();  // all warps have read the last stage
   StoreSums(scaled_acc, rows_left, sums, kSumPitch);
+  if constexpr (kNorm) StoreSquares(norm, sums + kTileRows * kSumPitch);
   if constexpr (kHasClusters) {
     ClusterArrive();
-    StoreTile(a, tile, kTileRows, first, step, ClusterSums{SharedAddress(sums)});
-    if (split == 1) return;
+    const ClusterSums of_ranks{SharedAddress(sums)};
+    if constexpr (kGated) {
+      StoreGatedTile<kNorm>(parts, tile, kTileRows, first, step, of_ranks);
+    } else if constexpr (kNorm) {
+      StoreTile(a, tile, kTileRows, first, step, NormedSums{of_ranks, kTileRows, a});
+    } else {
+      StoreTile(a, tile, kTileRows, first, step, of_ranks);
+    }
+    if (!kGated && split == 1) return;
     // The others may still read this block's sums.
     __syncwarp();
     ClusterArrive();
@@ -163,6 +204,19 @@ KernelFunction ForTile(int row_fragments) {
     if (row_fragments == 8) return Sm80W8A16<kWeight, kActivation, kMnMajor, 8, kLaunch>;
   }
   return nullptr;
+}
+
+// The instance with a norm: the smallest tile, beside bfloat16.
+template <DType kWeight, Launch kLaunch>
+KernelFunction NormedForLayout(bool mn_major) {
+  return mn_major ? Sm80W8A16<kWeight, DType::kBF16, true, 1, kLaunch>
+                  : Sm80W8A16<kWeight, DType::kBF16, false, 1, kLaunch>;
+}
+
+template <DType kWeight>
+KernelFunction NormedKernelFor(bool gated, bool mn_major) {
+  return gated ? NormedForLayout<kWeight, Launch::kNormedGated>(mn_major)
+               : NormedForLayout<kWeight, Launch::kNormed>(mn_major);
 }
 
 template <DType kWeight, DType kActivation, Launch kLaunch>

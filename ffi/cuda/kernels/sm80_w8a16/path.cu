@@ -25,9 +25,9 @@ cudaLaunchConfig_t LaunchOf(dim3 blocks, int threads, size_t shared, cudaStream_
 }
 
 template <class AnyPlan>
-Status MakePlan(std::span<const Problem> problems, const Device& device, size_t workspace,
-                std::unique_ptr<AnyPlan>& plan) {
-  auto made = std::make_unique<W8A16Plan>(problems, device, workspace);
+Status MakePlan(std::span<const Problem> problems, const Fused& fused, const Device& device,
+                size_t workspace, std::unique_ptr<AnyPlan>& plan) {
+  auto made = std::make_unique<W8A16Plan>(problems, fused, device, workspace);
   JAXFP8_RETURN_IF_ERROR(made->Prepare());
   plan = std::move(made);
   return {};
@@ -35,13 +35,14 @@ Status MakePlan(std::span<const Problem> problems, const Device& device, size_t 
 
 Status Make(const Problem& problem, const Device& device, size_t workspace,
             std::unique_ptr<Plan>& plan) {
-  return MakePlan({&problem, 1}, device, workspace, plan);
+  return MakePlan({&problem, 1}, {}, device, workspace, plan);
 }
 
 }  // namespace
 
-W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Device& device, size_t workspace)
-    : device_(device), workspace_(workspace) {
+W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Fused& fused, const Device& device,
+                     size_t workspace)
+    : fused_(fused), device_(device), workspace_(workspace) {
   for (const Problem& problem : problems) {
     problems_.push_back(WithWeightsOnRight(problem));
     swapped_.push_back(HasWeightsOnLeft(problem));
@@ -49,15 +50,24 @@ W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Device& device, si
   joint_ = JointProblem(problems_);
 }
 
+Launch W8A16Plan::LaunchKind() const {
+  if (fused_.norm) return fused_.gate ? Launch::kNormedGated : Launch::kNormed;
+  if (fused_.gate) return Launch::kGated;
+  return problems_.size() > 1 ? Launch::kSeveral : Launch::kOne;
+}
+
 Status W8A16Plan::Prepare() {
   if (Empty(joint_)) return {};
-  kernel_ = KernelOf(joint_, problems_.size() > 1);
+  kernel_ = KernelOf(joint_, LaunchKind());
   cudaFuncAttributes attributes;
   cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
   if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
   // The target of the device's code: the driver may have translated it from PTX of an older
   // architecture.
   clusters_ = attributes.ptxVersion >= 90;
+  if ((fused_.gate || fused_.norm) && !clusters_) {
+    return "the library has no kernel with a gate or a norm for this device";
+  }
   status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
   if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
   int blocks = 0;
@@ -76,7 +86,8 @@ Status W8A16Plan::Prepare() {
   return {};
 }
 
-Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
+Status W8A16Plan::RunAll(std::span<const Buffers> given, const void* gain,
+                         cudaStream_t stream) const {
   Parts parts{};
   parts.tiles = tiles_;
   for (size_t i = 0; i < problems_.size(); ++i) {
@@ -84,7 +95,8 @@ Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) co
     JAXFP8_RETURN_IF_ERROR(ClearAmax(problems_[i], buffers, stream));
     parts.of[i] = ArgumentsFor(problems_[i], buffers);
     parts.of[i].schedule = PartSchedule(problems_[i], schedule_);
-    parts.of[i].partials = static_cast<float*>(buffers.workspace);
+    if (!clusters_) parts.of[i].partials = static_cast<float*>(buffers.workspace);
+    AddFused(fused_, i, gain, parts.of[i]);
   }
   if (Empty(joint_)) return {};
   if (given.front().workspace_bytes < workspace_) {
@@ -100,13 +112,15 @@ Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) co
 // cluster has to fit a group of multiprocessors of which devices have more and less whole ones.
 Status W8A16Plan::CountClusters(Capacity& capacity) const {
   for (int split = 2; split <= kMaxSplit; ++split) {
+    capacity.tiles[split] = 0;
+    if (InCluster() * split > kMaxSplit) continue;
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t config =
-        LaunchOfClusters(split * OuterBatch(joint_), split, nullptr, attribute);
+        LaunchOfClusters(InCluster() * split * OuterBatch(joint_), split, nullptr, attribute);
     int clusters = 0;
     const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config);
     if (status != cudaSuccess) return CudaError(status, "cudaOccupancyMaxActiveClusters");
-    capacity.tiles[split] = clusters;
+    capacity.tiles[split] = InCluster() * clusters;
   }
   return {};
 }
@@ -115,13 +129,15 @@ Status W8A16Plan::CountClusters(Capacity& capacity) const {
 cudaLaunchConfig_t W8A16Plan::LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
                                                cudaLaunchAttribute& attribute) const {
   const auto outer = static_cast<unsigned>(OuterBatch(joint_));
-  const dim3 blocks(static_cast<unsigned>(tiles) / outer, static_cast<unsigned>(split), outer);
+  const auto products = static_cast<unsigned>(InCluster());
+  const dim3 blocks(static_cast<unsigned>(tiles) / outer / products,
+                    static_cast<unsigned>(split) * products, outer);
   cudaLaunchConfig_t config = LaunchOf(blocks, kThreads, Shared(), stream);
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = 1, attribute.val.clusterDim.y = blocks.y;
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
-  config.numAttrs = clusters_ && split > 1 ? 1 : 0;
+  config.numAttrs = clusters_ && blocks.y > 1 ? 1 : 0;
   return config;
 }
 
@@ -144,12 +160,12 @@ Status W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t stream) 
                    "sm80_w8a16 reduce");
 }
 
-Status PlanJoint(std::span<const Problem> problems, const Device& device,
+Status PlanJoint(std::span<const Problem> problems, const Fused& fused, const Device& device,
                  std::unique_ptr<W8A16Plan>& plan) {
   std::vector<Problem> oriented;
   for (const Problem& problem : problems) oriented.push_back(WithWeightsOnRight(problem));
-  JAXFP8_RETURN_IF_ERROR(WhyNotJoint(oriented, device));
-  return MakePlan(problems, device, 0, plan);
+  JAXFP8_RETURN_IF_ERROR(WhyNotFused(oriented, fused, device));
+  return MakePlan(problems, fused, device, 0, plan);
 }
 
 }  // namespace w8a16

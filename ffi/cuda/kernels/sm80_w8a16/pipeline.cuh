@@ -21,7 +21,8 @@ namespace jaxfp8::cuda::w8a16 {
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
 //   kWgmma         whether wgmma reads the activations
-template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
+//   kNorm          whether a stage has the gain of a norm
+template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kNorm>
 class Pipeline {
  public:
   //   depth_tile  the first tile of K
@@ -53,7 +54,7 @@ class Pipeline {
 
  private:
   static constexpr int kStages = StagesFor(kRowFragments);
-  static constexpr int kStageBytes = StageBytes(kRowFragments);
+  static constexpr int kStageBytes = StageBytes(kRowFragments, kNorm);
 
   // Starts the copies of the next tile of K, if there is one. Commits a group even if it is empty:
   // `Next` counts groups.
@@ -76,7 +77,7 @@ class Pipeline {
   int32_t depth_tile_;  // the next to copy
   uint8_t* stages_;
   int stage_ = 0;  // the next to read
-  Loader<kActivation, kMnMajor, kRowFragments, kWgmma> loader_;
+  Loader<kActivation, kMnMajor, kRowFragments, kWgmma, kNorm> loader_;
 };
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -119,6 +119,31 @@ bool RunsAlike(const Problem& a, const Problem& b) {
          a.rhs.IsMnMajor() == b.rhs.IsMnMajor() && RowFragmentsFor(a) == RowFragmentsFor(b);
 }
 
+// Whether the scales of both weights change at the same places along K.
+bool SharesBlocks(const Problem& a, const Problem& b) {
+  const bool varies = ScalesVaryAlongDepth(a);
+  return varies == ScalesVaryAlongDepth(b) &&
+         (!varies || a.rhs.tiles.tile_depth == b.rhs.tiles.tile_depth);
+}
+
+Status WhyNotGated(std::span<const Problem> problems) {
+  if (problems.size() != 2) return "a gated launch multiplies the outputs of two products";
+  const Problem &gate = problems[0], &up = problems[1];
+  if (gate.columns != up.columns || !SharesBlocks(gate, up)) {
+    return "products of a gated launch need one number of columns, and one of scales along the "
+           "contracted axis";
+  }
+  return {};
+}
+
+Status WhyNotNorm(const Problem& problem) {
+  if (problem.rows > kMaxNormRows || problem.lhs.dtype != DType::kBF16 || problem.lhs.scale) {
+    return "a norm is inside products of up to " + std::to_string(kMaxNormRows) +
+           " rows of bfloat16 without scales";
+  }
+  return problem.batch == 1 ? "" : "a norm is inside products without a batch";
+}
+
 Status WhyNotTypes(const Problem& problem) {
   const std::string got =
       std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
@@ -286,6 +311,23 @@ Status WhyNotJoint(std::span<const Problem> problems, const Device& device) {
     }
   }
   return TooLarge(JointProblem(problems)) ? "it counts its tiles in 32 bits" : "";
+}
+
+Status WhyNotFused(std::span<const Problem> problems, const Fused& fused, const Device& device) {
+  JAXFP8_RETURN_IF_ERROR(WhyNotJoint(problems, device));
+  if (!fused.gate && !fused.norm) return {};
+  for (const Problem& problem : problems) {
+    if (!HasPlainEpilogue(problem)) {
+      return "products with a gate or a norm have no zero points, amax or 8-bit outputs";
+    }
+  }
+  if (fused.norm) JAXFP8_RETURN_IF_ERROR(WhyNotNorm(problems.front()));
+  return fused.gate ? WhyNotGated(problems) : "";
+}
+
+bool HasPlainEpilogue(const Problem& problem) {
+  return !problem.amax && !problem.out_scale && !problem.rhs.zero_point &&
+         !IsEightBit(problem.out.dtype);
 }
 
 size_t BestWorkspace(const Problem& problem) {

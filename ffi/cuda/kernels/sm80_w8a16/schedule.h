@@ -55,13 +55,18 @@ JAXFP8_HD constexpr bool HasOwnInstance(int row_fragments) { return row_fragment
 JAXFP8_HD constexpr int ActivationBytes(int row_fragments) {
   return row_fragments * 8 * kActivationChunks * 16;
 }
-JAXFP8_HD constexpr int StageBytes(int row_fragments) {
-  return kWeightBytes + ActivationBytes(row_fragments);
+//   norm  whether the gain of a norm lies behind the activations, in up to float32
+JAXFP8_HD constexpr int StageBytes(int row_fragments, bool norm = false) {
+  return kWeightBytes + ActivationBytes(row_fragments) + (norm ? kTileDepth * 4 : 0);
 }
 // Room for the stages. At the end the sums of the tile overwrite them.
-JAXFP8_HD constexpr int SharedBytes(int row_fragments) {
-  return StagesFor(row_fragments) * StageBytes(row_fragments);
+JAXFP8_HD constexpr int SharedBytes(int row_fragments, bool norm = false) {
+  return StagesFor(row_fragments) * StageBytes(row_fragments, norm);
 }
+
+// A norm inside the product takes this many rows, the smallest tile. With 16 rows on an H200 the
+// arithmetic costs what the norm's own kernel does.
+inline constexpr int64_t kMaxNormRows = 8;
 
 // An output tile, in tiles along each axis.
 struct TileCoord {
@@ -83,6 +88,26 @@ struct PartTiles {
     for (int i = 1; i < kMaxParts; ++i) part += output_tile >= first[i];
     return part;
   }
+};
+
+// A gated launch multiplies the outputs of two products: y = cast(cast(y0) * cast(y1)). The blocks
+// of both for an output tile are one cluster, those of the first product in front. With split = 3:
+//
+//   product       0 0 0 1 1 1
+//   rank          0 1 2 0 1 2           blockIdx.y
+struct Gate {
+  DType rounded[2] = {DType::kNone, DType::kNone};  // the types of y0 and y1; kNone without a gate
+
+  JAXFP8_HD explicit operator bool() const { return rounded[0] != DType::kNone; }
+};
+
+// What a launch does beside its products.
+struct Fused {
+  Gate gate;
+  bool norm = false;  // the rows are an RMSNorm of the activations
+  float epsilon = 0.0f;
+  bool wide_gain = false;    // float32, else bfloat16
+  float gain_offset = 0.0f;  // added to the gain
 };
 
 // 32 bits, because a block divides a few times before its first load and 64-bit divisions are slow.
@@ -141,6 +166,11 @@ Schedule PartSchedule(const Problem& problem, const Schedule& joint);
 
 // Why one launch cannot compute the problems, each with the weights as rhs.
 Status WhyNotJoint(std::span<const Problem> problems, const Device& device);
+// Why one launch cannot compute them with a gate or a norm.
+Status WhyNotFused(std::span<const Problem> problems, const Fused& fused, const Device& device);
+
+// No zero points, amax, out_scale or 8-bit output.
+bool HasPlainEpilogue(const Problem& problem);
 
 // Why the kernel cannot compute the problem, whose rhs is the weights.
 // `WhyNotForm` asks about the problem alone, `WhyNotProblem` about the device too.

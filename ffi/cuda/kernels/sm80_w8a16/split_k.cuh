@@ -141,18 +141,25 @@ struct QuadOutputs {
     if (e.elementwise.residual_plane) AddResidual(e.elementwise, q, residual);
   }
 
+  // The outputs of a plain epilogue.
+  __device__ __forceinline__ void Apply(const Arguments& a, const float4& sum,
+                                        float (&y)[4]) const {
+    y[0] = sum.x, y[1] = sum.y, y[2] = sum.z, y[3] = sum.w;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = (y[i] * row_scale + residual[i]) + bias[i];
+    const Activation activation = a.epilogue.elementwise.activation;
+    if (activation != Activation::kNone) {
+      const float4 z = Activated(activation, make_float4(y[0], y[1], y[2], y[3]));
+      y[0] = z.x, y[1] = z.y, y[2] = z.z, y[3] = z.w;
+    }
+  }
+
   __device__ __forceinline__ void Store(const Arguments& a, const float4& sum) const {
     if (!a.epilogue.plain) return StoreAnyOutputs(a, q, row_scale, sum);
     if (q.count == 0) return;
-    float y[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = (y[i] * row_scale + residual[i]) + bias[i];
-    const Elementwise& ew = a.epilogue.elementwise;
-    if (ew.activation != Activation::kNone) {
-      const float4 z = Activated(ew.activation, make_float4(y[0], y[1], y[2], y[3]));
-      y[0] = z.x, y[1] = z.y, y[2] = z.z, y[3] = z.w;
-    }
-    StoreWide(ew, q, y);
+    float y[4];
+    Apply(a, sum, y);
+    StoreWide(a.epilogue.elementwise, q, y);
   }
 };
 
@@ -197,6 +204,42 @@ __device__ __forceinline__ float4 SumOfRanks(const Sums& sums, int split, int ro
   return sum;
 }
 
+// The squares of the ranks' parts of a row, four sums each. They lie behind the sums of a tile.
+struct ClusterSquares {
+  uint32_t at;
+
+  __device__ __forceinline__ float4 Load(int rank, int row, int) const {
+    return LoadFromRank(at + 4 * row * kWarps, rank);
+  }
+};
+
+// The sums of rows that a norm divides: they are of the unnormalised rows.
+struct NormedSums {
+  ClusterSums of_ranks;
+  int tile_rows;
+  const Arguments& a;
+
+  __device__ __forceinline__ void Wait() const { of_ranks.Wait(); }
+
+  // One over the root mean square of a row.
+  __device__ __forceinline__ float Inverse(int row) const {
+    const ClusterSquares squares{of_ranks.at + 4 * tile_rows * kSumPitch};
+    const float4 sum = SumOfRanks(squares, a.schedule.split, row, 0);
+    const float mean = ((sum.x + sum.y) + (sum.z + sum.w)) / static_cast<float>(a.depth);
+    return rsqrtf(mean + a.epilogue.epsilon);
+  }
+};
+
+__device__ __forceinline__ float4 Scaled(const float4& y, float factor) {
+  return make_float4(y.x * factor, y.y * factor, y.z * factor, y.w * factor);
+}
+
+__device__ __forceinline__ float4 SumOfRanks(const NormedSums& sums, int split, int row,
+                                             int column) {
+  const float4 sum = SumOfRanks(sums.of_ranks, split, row, column);
+  return Scaled(sum, sums.Inverse(row));
+}
+
 // Adds up the ranks' sums of a tile and stores its outputs.
 //   tile_rows    of the tile
 //   first, step  the thread's quads; a warp has neighbours
@@ -220,6 +263,70 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const BlockTile& t
       sum = SumOfRanks(sums, a.schedule.split, i / kQuads, i % kQuads * 4);
     }
     outputs.Store(a, sum);
+  }
+}
+
+// A float as a wide type has it.
+__device__ __forceinline__ float RoundedTo(DType type, float y) {
+  if (type == DType::kBF16) return DecodeBF16(Encode<DType::kBF16>(y));
+  return type == DType::kF16 ? DecodeFloat16<DType::kF16>(Encode<DType::kF16>(y)) : y;
+}
+
+// The sums of the second product of a gated launch: its ranks follow those of the first.
+struct SecondSums {
+  ClusterSums of_ranks;
+  int split;
+
+  __device__ __forceinline__ float4 Load(int rank, int row, int column) const {
+    return of_ranks.Load(split + rank, row, column);
+  }
+};
+
+// Loads a word of each line of constants of an epilogue. The first access to a line waits for
+// memory, as the block does now for its first stage.
+__device__ __forceinline__ void FetchEpilogue(const Arguments& a) {
+  const Elementwise& ew = a.epilogue.elementwise;
+  asm volatile("" ::"r"(static_cast<int>(ew.residual_plane.dtype)),
+               "r"(static_cast<int>(ew.bias_plane.dtype)),
+               "r"(static_cast<int>(ew.out_plane.dtype)), "r"(static_cast<int>(ew.activation)),
+               "r"(static_cast<int>(a.epilogue.plain)));
+}
+
+// `StoreTile` of a gated launch. The outputs of both products, each rounded, are multiplied.
+//   kNorm  whether a norm divides the rows
+template <bool kNorm>
+__device__ __forceinline__ void StoreGatedTile(const Parts& parts, const BlockTile& tile,
+                                               int tile_rows, int first, int step,
+                                               const ClusterSums& sums) {
+  constexpr int kQuads = kTileColumns / 4;
+  const Arguments &a = parts.of[0], &b = parts.of[1];
+  const int row = tile.row, column = tile.column_tile * kTileColumns, split = a.schedule.split;
+  const int end = min(tile.end - row, tile_rows) * kQuads;
+  const auto outputs_at = [&](const Arguments& of, int i) {
+    return QuadOutputs(of, tile, i < end ? row + i / kQuads : of.rows, column + i % kQuads * 4);
+  };
+  QuadOutputs one = outputs_at(a, first), other = outputs_at(b, first);
+  __syncwarp();  // the warp reaches the next barrier as one
+  sums.Wait();
+#pragma unroll 1
+  for (int i = first; i < end; i += step) {
+    if (i != first) one = outputs_at(a, i), other = outputs_at(b, i);
+    if (one.q.count == 0) continue;
+    const int in_tile = i % kQuads * 4;
+    float4 first_sum = SumOfRanks(sums, split, i / kQuads, in_tile);
+    float4 second_sum = SumOfRanks(SecondSums{sums, split}, split, i / kQuads, in_tile);
+    if constexpr (kNorm) {
+      const float inverse = NormedSums{sums, tile_rows, a}.Inverse(i / kQuads);
+      first_sum = Scaled(first_sum, inverse), second_sum = Scaled(second_sum, inverse);
+    }
+    float y[4], z[4];
+    one.Apply(a, first_sum, y);
+    other.Apply(b, second_sum, z);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      y[k] = RoundedTo(a.epilogue.rounded, y[k]) * RoundedTo(b.epilogue.rounded, z[k]);
+    }
+    StoreWide(a.epilogue.elementwise, one.q, y);
   }
 }
 

@@ -1,0 +1,9 @@
+#include "cuda/kernels/sm80_w8a16/mainloop.cuh"
+
+namespace jaxfp8::cuda::w8a16 {
+
+KernelFunction E4M3NormedKernel(bool gated, bool mn_major) {
+  return NormedKernelFor<DType::kE4M3>(gated, mn_major);
+}
+
+}  // namespace jaxfp8::cuda::w8a16
