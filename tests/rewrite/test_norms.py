@@ -105,6 +105,7 @@ OUTSIDE: dict[str, Callable[..., Any]] = {
     "another reader": lambda x, gain, ws: [y + llama(x, gain).sum() for y in heads(x, gain, ws)],
     "the mean is taken away": lambda x, gain, ws: heads(x, gain, ws, layer_norm),
     "no gain": lambda x, gain, ws: heads(x, gain, ws, without_gain),
+    "an input that is computed": lambda x, gain, ws: heads(x * 2, gain, ws),
     "a gain that is computed": lambda x, gain, ws: heads(x, gain * 2, ws),
     "float16": lambda x, gain, ws: heads(x.astype(F16), gain.astype(F16), ws),
     "many rows": lambda x, gain, ws: heads(jnp.concatenate([x] * 3), gain, ws),

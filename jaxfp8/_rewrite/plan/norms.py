@@ -17,7 +17,7 @@ from jaxfp8._call.ops import joint
 from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.numbering import Numbering
-from jaxfp8._rewrite.plan import launches, row_programs
+from jaxfp8._rewrite.plan import launches, produced, row_programs
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.row_programs import RowProgram
 from jaxfp8._value import dtypes
@@ -93,7 +93,9 @@ def _fits(body: Body, replaced: Replaced, row: RowProgram, calls: Sequence[Op]) 
         return False
     gain, _ = _stored(row.others[0])
     is_stored = gain.op is None and gain.literal is None and gain.size == row.others[0].size
-    return is_stored and gain.dtype in _GAINS and _is_made(body, replaced, row.x) and _pays(calls)
+    return (
+        is_stored and gain.dtype in _GAINS and _is_in_memory(body, replaced, row.x) and _pays(calls)
+    )
 
 
 def _stored(gain: Value) -> tuple[Value, float]:
@@ -124,8 +126,9 @@ def _pays(calls: Sequence[Op]) -> bool:
     return shared is not None and shared[0] == "lhs" and joint.pays(specs)
 
 
-def _is_made(body: Body, replaced: Replaced, x: Value) -> bool:
-    """Whether the program has a value. One inside a captured dot may be missing."""
+def _is_in_memory(body: Body, replaced: Replaced, x: Value) -> bool:
+    """Whether the input of a norm is written anyway: XLA fuses other ones with the norm."""
     while x.op is not None and graph.is_reshape(x.op) and x not in replaced:
         (x,) = x.op.inputs[:1]
-    return x in replaced or body.walk.product(x) is None
+    inside_call = body.walk.product(x) is not None  # the call may give another value
+    return x in replaced or (produced.is_in_memory(x) and not inside_call)

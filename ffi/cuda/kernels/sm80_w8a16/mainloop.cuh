@@ -63,16 +63,18 @@ __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& sca
   }
 }
 
-// Stores the squares of the activations of a block's part of K: four sums a row, by the warps.
+// Stores the squares of the activations of a block's part of K: a sum of each warp for each row, in
+// the padding behind the sums of the row.
 template <int kRowFragments>
 __device__ __forceinline__ void StoreSquares(const RowNorm<kRowFragments>& norm, float* to) {
+  static_assert(kSumPitch == kTileColumns + kWarps);
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kRowFragments; ++n) {
     float sum = norm.squares[n];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    if (lane % 4 == 0) to[ActivationRowOf(lane, n) * kWarps + threadIdx.x / 32] = sum;
+    if (lane % 4 == 0) to[ActivationRowOf(lane, n) * kSumPitch] = sum;
   }
 }
 
@@ -133,7 +135,7 @@ template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, La
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
-  static_assert(kTileRows * (kSumPitch + kWarps) * 4 <= SharedBytes(kRowFragments));
+  static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
   constexpr bool kGated = IsGated(kLaunch), kNorm = HasNorm(kLaunch);
   constexpr bool kJoint = kLaunch == Launch::kSeveral || kLaunch == Launch::kNormed;
@@ -170,14 +172,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   float* sums = reinterpret_cast<float*>(stages);
   __syncthreads();  // all warps have read the last stage
   StoreSums(scaled_acc, rows_left, sums, kSumPitch);
-  if constexpr (kNorm) StoreSquares(norm, sums + kTileRows * kSumPitch);
+  if constexpr (kNorm) StoreSquares(norm, sums + kTileColumns + threadIdx.x / 32);
   if constexpr (kHasClusters) {
     ClusterArrive();
     const ClusterSums of_ranks{SharedAddress(sums)};
     if constexpr (kGated) {
       StoreGatedTile<kNorm>(parts, tile, kTileRows, first, step, of_ranks);
     } else if constexpr (kNorm) {
-      StoreTile(a, tile, kTileRows, first, step, NormedSums{of_ranks, kTileRows, a});
+      StoreTile(a, tile, kTileRows, first, step, NormedSums{of_ranks, a});
     } else {
       StoreTile(a, tile, kTileRows, first, step, of_ranks);
     }

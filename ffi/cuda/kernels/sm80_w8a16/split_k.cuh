@@ -204,27 +204,16 @@ __device__ __forceinline__ float4 SumOfRanks(const Sums& sums, int split, int ro
   return sum;
 }
 
-// The squares of the ranks' parts of a row, four sums each. They lie behind the sums of a tile.
-struct ClusterSquares {
-  uint32_t at;
-
-  __device__ __forceinline__ float4 Load(int rank, int row, int) const {
-    return LoadFromRank(at + 4 * row * kWarps, rank);
-  }
-};
-
 // The sums of rows that a norm divides: they are of the unnormalised rows.
 struct NormedSums {
   ClusterSums of_ranks;
-  int tile_rows;
   const Arguments& a;
 
   __device__ __forceinline__ void Wait() const { of_ranks.Wait(); }
 
-  // One over the root mean square of a row.
+  // One over the root mean square of a row: its squares lie behind its sums.
   __device__ __forceinline__ float Inverse(int row) const {
-    const ClusterSquares squares{of_ranks.at + 4 * tile_rows * kSumPitch};
-    const float4 sum = SumOfRanks(squares, a.schedule.split, row, 0);
+    const float4 sum = SumOfRanks(of_ranks, a.schedule.split, row, kTileColumns);
     const float mean = ((sum.x + sum.y) + (sum.z + sum.w)) / static_cast<float>(a.depth);
     return rsqrtf(mean + a.epilogue.epsilon);
   }
@@ -316,7 +305,7 @@ __device__ __forceinline__ void StoreGatedTile(const Parts& parts, const BlockTi
     float4 first_sum = SumOfRanks(sums, split, i / kQuads, in_tile);
     float4 second_sum = SumOfRanks(SecondSums{sums, split}, split, i / kQuads, in_tile);
     if constexpr (kNorm) {
-      const float inverse = NormedSums{sums, tile_rows, a}.Inverse(i / kQuads);
+      const float inverse = NormedSums{sums, a}.Inverse(i / kQuads);
       first_sum = Scaled(first_sum, inverse), second_sum = Scaled(second_sum, inverse);
     }
     float y[4], z[4];
