@@ -33,7 +33,7 @@ constexpr double kHandNanoseconds = 40e3;
 // The fewest chunks for float32 sums of scaled products. The sum is rounded once for each chunk.
 constexpr int64_t kF32Chunks = 3;
 // Float32 accumulators keep the bound, K * 2^-24, if chunks have this much of K in the mean.
-constexpr int64_t kF32ChunkDepth = 96;
+constexpr int64_t kF32ChunkDepth = 32;
 // float32 holds the exact sums of a chunk no longer than this, shifted or not. Chunks of at least
 // kF32ExactLeastDepth keep the bound.
 constexpr int64_t kF32ExactDepth = 256, kF32ExactLeastDepth = 2;

@@ -92,8 +92,10 @@ class DotTile {
     }
   }
 
-  // Prefetches `ahead` bytes further: the next columns.
-  void Multiply(const uint8_t* rows, int64_t pitch, int64_t depth, int64_t ahead) {
+  // Prefetches `ahead` bytes further: the next columns. Inlined, a short piece keeps its sums in
+  // registers.
+  [[gnu::always_inline]] void Multiply(const uint8_t* rows, int64_t pitch, int64_t depth,
+                                       int64_t ahead) {
     int64_t k = 0;
     for (; k + kNR <= depth; k += kNR, rows += kRowBytes) {
       Step(from_, rows, pitch);
