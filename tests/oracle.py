@@ -155,8 +155,14 @@ def _dequantized(side: OperandSpec, name: str, operands: dict[str, np.ndarray]) 
         value = value - _expand(operands[f"{name}_zero_point"].astype(np.float64), side)
     if side.scale:
         with np.errstate(all="ignore"):
-            value = value * _expand(operands[f"{name}_scale"].astype(np.float64), side)
+            value = value * _expand(_scale(side, operands[f"{name}_scale"]), side)
     return value
+
+
+def _scale(side: OperandSpec, scale: np.ndarray) -> np.ndarray:
+    if side.scale_exponents:
+        scale = scale.view(dtypes.E8M0)
+    return scale.astype(np.float64)
 
 
 def _expand(scale: np.ndarray, side: OperandSpec) -> np.ndarray:

@@ -105,6 +105,19 @@ def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
     assert of_weights(65, 4096, 4096, "nk", kernel="sm80_w8a16") < 1 << 20
 
 
+@pytest.mark.parametrize("kernel", ["", "decoded_w8a16"])
+def test_mx_by_mx_has_room_for_the_decoded_side_of_fewer_values(kernel):
+    def of(rows, depth):
+        sides = [side(E4M3, (lines, depth), 1, (1, 32)) for lines in (rows, 4096)]
+        lhs, rhs = (dataclasses.replace(one, scale_exponents=True) for one in sides)
+        spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+        return asked.workspace_bytes(canonical.canonical(spec).spec, kernel, 90)
+
+    assert of(1, 4096) == 2 * 4096 + of_weights(1, 4096, 4096)
+    shared = 132 * (16 + 4 * 128 * 256)
+    assert of(1000, 4112) == shared + 2 * 1000 * 4112
+
+
 @pytest.mark.parametrize("kernel", ["sm80_imma", "int8"])
 def test_the_path_in_int8_asks_for_codes_and_scales_of_the_rows(kernel):
     assert of_weights(5, 130, 4090, kernel=kernel) == 5 * 4096 + 4 * 5

@@ -31,6 +31,7 @@ inline OperandSpec ReadSide(const jaxfp8_operand_spec& from) {
   OperandSpec to = {ReadText(from.dtype), ReadDims(from.shape), ReadDims(from.contracting),
                     ReadDims(from.batch), ReadDims(from.tiles)};
   to.scale = from.scale != 0, to.zero_point = from.zero_point != 0, to.sums = from.sums != 0;
+  to.scale_exponents = from.scale_exponents != 0;
   return to;
 }
 
@@ -87,6 +88,8 @@ inline Status ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const ScaledDot
 #define JAXFP8_READ(name) to.name = const_cast<void*>(static_cast<const void*>(from->name));
   JAXFP8_BUFFERS(JAXFP8_READ)
 #undef JAXFP8_READ
+  if (spec.lhs.scale_exponents) to.lhs_scale_type = DType::kU8;
+  if (spec.rhs.scale_exponents) to.rhs_scale_type = DType::kU8;
   return WhyNotBound(spec, to);
 }
 

@@ -59,6 +59,10 @@ class SideCheck {
     if (side_.scale_rounded && !side_.scale) {
       return Say(Attribute("scale_rounded"), "is set", Attribute("scale") + " to be set too");
     }
+    if (side_.scale_exponents && (!side_.scale || side_.scale_rounded)) {
+      return Say(Attribute("scale_exponents"), "is set",
+                 Attribute("scale") + " to be set too, and no rounding");
+    }
     return {};
   }
 
@@ -228,14 +232,17 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec) {
   };
   const Shape lhs = TileCounts(spec.lhs), rhs = TileCounts(spec.rhs);
   const auto scales = [](const OperandSpec& side) {
-    return side.scale_rounded ? kNoOthers : kFloats;
+    return side.scale_rounded || side.scale_exponents ? kNoOthers : kFloats;
   };
-  add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &Buffers::lhs_scale, scales(spec.lhs),
+  const auto plain = [](const OperandSpec& side) {
+    return side.scale_exponents ? "uint8" : "float32";
+  };
+  add(spec.lhs.scale, {"lhs_scale", plain(spec.lhs), lhs, &Buffers::lhs_scale, scales(spec.lhs),
                        &Buffers::lhs_scale_type});
   add(spec.lhs.zero_point,
       {"lhs_zero_point", "int32", lhs, &Buffers::lhs_zero_point, kBytes, &Buffers::lhs_zero_type});
   add(spec.lhs.sums, {"lhs_sums", "int32", SumsShape(spec.lhs), &Buffers::lhs_sums});
-  add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &Buffers::rhs_scale, scales(spec.rhs),
+  add(spec.rhs.scale, {"rhs_scale", plain(spec.rhs), rhs, &Buffers::rhs_scale, scales(spec.rhs),
                        &Buffers::rhs_scale_type});
   add(spec.rhs.zero_point,
       {"rhs_zero_point", "int32", rhs, &Buffers::rhs_zero_point, kBytes, &Buffers::rhs_zero_type});

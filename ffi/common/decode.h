@@ -46,4 +46,10 @@ JAXFP8_HD constexpr float DecodeF16(uint16_t code) {
   return FloatFromBits(sign | BitsOf(value));
 }
 
+// float8_e8m0fnu: 2^(code - 127), the exponent field of float32; 255 is NaN. Without a branch.
+JAXFP8_HD constexpr float DecodeE8M0(uint8_t code) {
+  const bool ends = code == 0 || code == 255;  // 2^-127, a subnormal, and NaN
+  return FloatFromBits(static_cast<uint32_t>(code) << 23 | (ends ? 0x00400000u : 0u));
+}
+
 }  // namespace jaxfp8

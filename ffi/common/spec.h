@@ -24,6 +24,8 @@ struct OperandSpec {
   bool zero_point = false;
   bool scale_rounded = false;  // the scale is rounded to bfloat16 as it is read
   bool sums = false;           // the sums of the values over the contracted axes are given
+  // The scale is given as bytes of float8_e8m0fnu: 2^(byte - 127).
+  bool scale_exponents = false;
 };
 
 // `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.
@@ -54,7 +56,7 @@ void EachFieldOfSide(Side& side, Visit&& visit) {
   visit("dtype", side.dtype), visit("shape", side.shape), visit("contracting", side.contracting);
   visit("batch", side.batch), visit("tiles", side.tiles), visit("scale", side.scale);
   visit("zero_point", side.zero_point), visit("scale_rounded", side.scale_rounded);
-  visit("sums", side.sums);
+  visit("sums", side.sums), visit("scale_exponents", side.scale_exponents);
 }
 
 template <class Epilogue, class Visit>

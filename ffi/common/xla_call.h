@@ -85,7 +85,8 @@ class Reader {
 inline void Read(Reader& read, ScaledDotSpec& to) {
   const auto side = [&](const std::string& prefix, OperandSpec& spec) {
     EachFieldOfSide(spec, [&](const std::string& field, auto& value) {
-      const bool optional = field == "scale_rounded" || field == "sums";
+      const bool optional =
+          field == "scale_rounded" || field == "sums" || field == "scale_exponents";
       if (!optional || read.Has(prefix + field)) read(prefix + field, value);
     });
   };

@@ -130,6 +130,8 @@ bool Within(const Side& side, float lowest, float highest) {
       return AllWithin<uint16_t, DecodeBF16>(side, lowest, highest);
     case DType::kF16:
       return AllWithin<uint16_t, DecodeF16>(side, lowest, highest);
+    case DType::kU8:
+      return AllWithin<uint8_t, DecodeE8M0>(side, lowest, highest);
     default:
       if (side.scale_rounded) return AllWithin<float, Rounded>(side, lowest, highest);
       return AllWithin<float, Same>(side, lowest, highest);

@@ -43,7 +43,7 @@ struct Side {
   bool prepared = false;  // as in SideForm
 
   const void* scale = nullptr;       // null: no scales
-  DType scale_type = DType::kF32;    // or bfloat16 or float16
+  DType scale_type = DType::kF32;    // or bfloat16, float16, or uint8 for exponents
   bool scale_rounded = false;        // the kernel rounds float32 scales to bfloat16
   int64_t scales = 0;                // number of scales or zero points
   const void* zero_point = nullptr;  // null: no zero points

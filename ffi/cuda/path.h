@@ -52,8 +52,8 @@ struct Path {
   Status (*why_not)(const Problem&, const Device&);
   // Makes a plan that needs at most `workspace` bytes.
   Status (*make_plan)(const Problem&, const Device&, size_t workspace, std::unique_ptr<Plan>& plan);
-  // Whether it reads scales of 16 bits, and such as it has to round (`Side::scale_type`). Other
-  // paths are not asked for problems that have them.
+  // Whether it reads scales of 16 bits, exponents, and such as it rounds (`Side::scale_type`).
+  // Other paths are not asked for problems that have them.
   bool reads_any_scale = false;
   // Whether it reads 8-bit sides whose batch has jumps (problem.h). Others are not asked for them.
   bool reads_batch_jumps = false;
@@ -68,6 +68,7 @@ struct Path {
   V(kSm90Gemm, "sm90_gemm")         \
   V(kCublasLtInt8, "cublaslt_int8") \
   V(kSm80W8A16, "sm80_w8a16")       \
+  V(kDecodedW8A16, "decoded_w8a16") \
   V(kCublasLtWide, "cublaslt_wide") \
   V(kGeneral, "general")            \
   V(kSm80Imma, "sm80_imma")

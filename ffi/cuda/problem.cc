@@ -157,8 +157,11 @@ Status MakeProblem(const Request& request, Problem& problem) {
   const Batch batch = BatchOf(spec);
   JAXFP8_RETURN_IF_ERROR(MakeSide(spec.lhs, "lhs", left, batch, problem.lhs));
   JAXFP8_RETURN_IF_ERROR(MakeSide(spec.rhs, "rhs", right, batch, problem.rhs));
-  problem.lhs.scale_type = request.lhs_scale_type;
-  problem.rhs.scale_type = request.rhs_scale_type;
+  const auto type = [](const OperandSpec& side, DType given) {
+    return side.scale_exponents ? DType::kU8 : given;
+  };
+  problem.lhs.scale_type = type(spec.lhs, request.lhs_scale_type);
+  problem.rhs.scale_type = type(spec.rhs, request.rhs_scale_type);
   problem.batch = batch.outer * batch.inner;
   const bool jumps = !problem.lhs.HasOneBatchStride() || !problem.rhs.HasOneBatchStride();
   problem.inner_batch = jumps ? batch.inner : 1;
@@ -208,6 +211,26 @@ Status WhyNotGroups(const Problem& problem) {
     return "masked groups have to have as many rows each";
   }
   return {};
+}
+
+bool FoldsScale(const Side& side) {
+  constexpr int64_t kChunk = 8;  // values that are decoded with one scale
+  const Tiles& tiles = side.tiles;
+  return side.HasExponents() && IsEightBit(side.dtype) && !side.zero_point &&
+         (tiles.ConstantAlongDepth() || tiles.tile_depth % kChunk == 0);
+}
+
+Side Folded(Side side) {
+  side.scale = false, side.folded = true;
+  side.scale_type = DType::kF32;
+  return side;
+}
+
+Problem WithFoldedScales(Problem problem) {
+  for (Side* side : {&problem.lhs, &problem.rhs}) {
+    if (FoldsScale(*side)) *side = Folded(*side);
+  }
+  return problem;
 }
 
 Problem Swapped(const Problem& problem) {

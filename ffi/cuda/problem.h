@@ -54,9 +54,10 @@ struct Side {
   int64_t batch_stride = 0, free_stride = 0, depth_stride = 0;
   int64_t batch_jump = 0;  // for each index of the outer batch axis
   bool scale = false, zero_point = false;
-  DType scale_type = DType::kF32;  // or bfloat16 or float16
+  DType scale_type = DType::kF32;  // or bfloat16, float16, or uint8 for exponents
   bool scale_rounded = false;      // float32 scales are rounded to bfloat16 as they are read
   bool sums = false;               // the sum of each line is given: [batch, lines], or [lines]
+  bool folded = false;             // codes are multiplied by the scale as they are decoded
   Tiles tiles;
 
   // [K, M] or [K, N], where the free axis is contiguous; else K is.
@@ -65,6 +66,8 @@ struct Side {
   bool HasOneBatchStride() const { return batch_jump == 0 && tiles.batch_jump == 0; }
   // Whether scales are float32 that counts as it is.
   bool HasPlainScales() const { return scale_type == DType::kF32 && !scale_rounded; }
+  // Whether scales are bytes of float8_e8m0fnu: powers of two, or NaN.
+  bool HasExponents() const { return scale && scale_type == DType::kU8; }
 };
 
 // An array of the epilogue. The value for output (b, r, c) is at
@@ -133,6 +136,14 @@ Status WhyNotGroups(const Problem& problem);
 
 // Makes the problem of a spec that `CheckSpec` has accepted. Fails if it is not canonical.
 Status MakeProblem(const Request& request, Problem& problem);
+
+// Whether codes of a side, as they are decoded to bfloat16, can be multiplied by its scale:
+// exponents of eight values of K or more.
+bool FoldsScale(const Side& side);
+// The side after that: without a scale.
+Side Folded(Side side);
+// The same product with all such scales folded.
+Problem WithFoldedScales(Problem problem);
 
 // The same product with its sides exchanged: out^T = rhs^T lhs^T.
 Problem Swapped(const Problem& problem);

@@ -5,6 +5,7 @@
 
 #include "cuda/cublaslt/attempts.h"
 #include "cuda/cublaslt/paths.h"
+#include "cuda/kernels/decoded/path.h"
 #include "cuda/kernels/general/general.h"
 #include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
@@ -15,7 +16,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-const Path kGeneral{"general", GeneralWhyNot, PlanGeneral, false, true};
+const Path kGeneral{"general", GeneralWhyNot, PlanGeneral, true, true};
 
 // FP8 with scales that change along K. There `sm90_gemm` is faster than cuBLASLt, which needs
 // copies of the scales and is slower with them; else cuBLASLt is.
@@ -69,6 +70,8 @@ std::vector<const Path*> InOrder(const Problem& given, const Device& device,
   order.insert(skinny && !mixed ? order.begin() : order.end(),
                skinny ? &kSm80W8A16 : &kCublasLtWide);
   order.push_back(skinny ? &kCublasLtWide : &kSm80W8A16);
+  // It takes products whose scales change too often for the paths in 8 bits.
+  order.insert(order.begin(), &kDecodedW8A16);
   if (late) order.push_back(&kSm90Gemm);
   order.push_back(&kGeneral);
   return order;

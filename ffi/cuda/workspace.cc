@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/cublaslt/paths.h"
+#include "cuda/kernels/decoded/path.h"
 #include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_imma/schedule.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
@@ -47,7 +48,8 @@ double Packed(const Problem& problem) {
   const Side &lhs = problem.lhs, &rhs = problem.rhs;
   const bool mixed = IsEightBit(lhs.dtype) != IsEightBit(rhs.dtype);
   const Side& wide = IsEightBit(lhs.dtype) ? rhs : lhs;
-  const bool spare = !mixed || Lines(problem, wide) <= kSkinnyRows;
+  const bool folds = lhs.HasExponents() || rhs.HasExponents();
+  const bool spare = !folds && (!mixed || Lines(problem, wide) <= kSkinnyRows);
   return std::min(spare ? kSpareBytes : kMaxSlabBytes,
                   DecodedBytes(problem, lhs) + DecodedBytes(problem, rhs));
 }
@@ -74,6 +76,17 @@ double ForSharedUnits(const Problem& problem) {
   const sm90::Operands operands = sm90::OperandsOf(p);
   const bool copied = operands.lhs.copied || operands.rhs.copied;
   return wide && !copied ? sm90::kMaxSharedUnitsBytes : 0;
+}
+
+// What is decoded, and the scratch of the product that follows.
+double ForDecoded(const Problem& problem) {
+  decoded::Form form;
+  if (!decoded::MakeForm(problem, form).ok()) return 0;
+  const Problem weights = w8a16::WithWeightsOnRight(form.product);
+  const bool few = IsSkinny(form.product);
+  const double sums = few && w8a16::WhyNotForm(weights).ok() ? ForWeights(weights) : 0;
+  const double units = few && !FillsHopper(form.product) ? 0 : ForSharedUnits(form.product);
+  return static_cast<double>(form.bytes) + std::max(sums, units);
 }
 
 double ForHopper(const Problem& problem) {
@@ -107,12 +120,20 @@ double Bytes(const Problem& problem, std::string_view kernel, int compute_capabi
       // Larger copies are left to cuBLASLt, which takes them in pieces.
       return std::min(ForHopper(problem), ForLibrary(problem));
     }
+    const double decoded = ForDecoded(problem);
+    if (decoded > 0) {
+      const Device device = SmallestDevice(kHopper, kCublasLt);
+      const bool known = compute_capability == kHopper;
+      if (known && RouteTo(problem, device, "").path == &kDecodedW8A16) return decoded;
+      return std::max(decoded, library ? ForLibrary(problem) : 0);
+    }
     const bool may_be_hopper = compute_capability == kHopper || compute_capability == 0;
     const double units = may_be_hopper && FillsHopper(problem) ? ForSharedUnits(problem) : 0;
     if (weights && (IsSkinny(problem) || !library)) return std::max(units, ForWeights(oriented));
     return library ? ForLibrary(problem) : 0;
   }
   if (kernel == kSm90Gemm.name) return ForHopper(problem);
+  if (kernel == kDecodedW8A16.name) return ForDecoded(problem);
   if (kernel == kSm80Imma.name || kernel == kInInt8) return ForCodes(problem);
   if (kernel == kSm80W8A16.name) return weights ? ForWeights(oriented) : 0;
   return library && kernel.starts_with("cublaslt") ? ForLibrary(problem) : 0;

@@ -174,7 +174,11 @@ Status LaunchPack(const PackRequest& q, const void* values, void* matrix, cudaSt
         }
         const int64_t from = (q.lines.batch + b) * q.side.batch_stride +
                              (q.lines.first + f) * q.side.free_stride + k * q.side.depth_stride;
-        const double value = Load(values, from, q.side.dtype);
+        double value = Load(values, from, q.side.dtype);
+        if (q.exponents) {
+          const int64_t at = q.side.tiles.At(q.lines.batch + b, q.lines.first + f, k);
+          value *= DecodeE8M0(static_cast<const uint8_t*>(q.exponents)[at]);
+        }
         const bool shift = !wide && q.side.dtype != q.out;
         Store(matrix, to, q.out, value - (shift ? 128 : 0));
       }

@@ -18,7 +18,7 @@ namespace jaxfp8::tests {
 struct WildSide {
   std::string dtype;
   std::vector<int64_t> shape, contracting, batch, tiles;
-  int32_t scale = 0, zero_point = 0, sums = 0;
+  int32_t scale = 0, zero_point = 0, sums = 0, scale_exponents = 0;
 };
 
 // Owns what a jaxfp8_scaled_dot_spec points to.
@@ -47,8 +47,9 @@ struct Wild {
     return {from.size(), null_dims ? nullptr : from.data()};
   }
   jaxfp8_operand_spec SpecOf(const WildSide& side) const {
-    return {side.dtype.c_str(), DimsOf(side.shape), DimsOf(side.contracting), DimsOf(side.batch),
-            DimsOf(side.tiles), side.scale,         side.zero_point,          side.sums};
+    return {side.dtype.c_str(), DimsOf(side.shape), DimsOf(side.contracting),
+            DimsOf(side.batch), DimsOf(side.tiles), side.scale,
+            side.zero_point,    side.sums,          side.scale_exponents};
   }
 };
 
@@ -61,7 +62,8 @@ inline std::string TextOf(const std::vector<int64_t>& sizes) {
 inline std::string TextOf(const WildSide& side) {
   return side.dtype + TextOf(side.shape) + " contracting " + TextOf(side.contracting) + " batch " +
          TextOf(side.batch) + " tiles " + TextOf(side.tiles) + (side.scale ? " scaled" : "") +
-         (side.zero_point ? " zero points" : "") + (side.sums ? " with sums" : "");
+         (side.scale_exponents ? " by exponents" : "") + (side.zero_point ? " zero points" : "") +
+         (side.sums ? " with sums" : "");
 }
 
 inline std::string TextOf(const Wild& wild) {
@@ -174,8 +176,9 @@ class Wilder {
   }
 
   void Flip(Wild& wild, WildSide& side) {
-    int32_t& flag = *Pick<int32_t*>({&side.scale, &side.zero_point, &side.sums, &wild.has_residual,
-                                     &wild.has_bias, &wild.has_out_scale, &wild.has_amax});
+    int32_t& flag =
+        *Pick<int32_t*>({&side.scale, &side.zero_point, &side.sums, &side.scale_exponents,
+                         &wild.has_residual, &wild.has_bias, &wild.has_out_scale, &wild.has_amax});
     flag = flag ? 0 : static_cast<int32_t>(Pick<int64_t>({1, -1, 1 << 30}));
   }
 

@@ -87,7 +87,9 @@ class WildData {
          {std::tuple(&wild.lhs, &to_.lhs, &to_.lhs_scale, &to_.lhs_zero_point, &to_.lhs_sums),
           std::tuple(&wild.rhs, &to_.rhs, &to_.rhs_scale, &to_.rhs_zero_point, &to_.rhs_sums)}) {
       *values = Values(side->dtype, side->shape);
-      if (side->scale) *scale = Scales(TilesOf(*side));
+      if (side->scale) {
+        *scale = side->scale_exponents ? Exponents(TilesOf(*side)) : Scales(TilesOf(*side));
+      }
       if (side->zero_point) *zero = Zeros(TilesOf(*side));
       if (side->sums) *sums = Zeros(SumsOf(*side));
     }
@@ -136,6 +138,13 @@ class WildData {
       scales[i] = std::ldexp(1.0f, -static_cast<int>(random_() % 20));
     }
     return scales;
+  }
+  const void* Exponents(const std::vector<int64_t>& shape) {
+    uint8_t* exponents = Take(1, shape);
+    for (int64_t i = 0; i < CountOf(shape); ++i) {
+      exponents[i] = static_cast<uint8_t>(127 - random_() % 20);
+    }
+    return exponents;
   }
   const void* Zeros(const std::vector<int64_t>& shape) {
     auto* zeros = reinterpret_cast<int32_t*>(Take(sizeof(int32_t), shape));

@@ -27,7 +27,7 @@ class Side:
 
     values: jax.Array
     dtype: np.dtype  # their logical dtype
-    scale: jax.Array | None = None  # a wide float, one per tile, or None
+    scale: jax.Array | None = None  # a wide float or bytes of float8_e8m0fnu, one per tile
     zero_point: jax.Array | None = None  # int32, int8 or uint8, one per tile, or None
     tiles: Shape  # tile sizes by axis
     result_dtype: np.dtype | None  # the output dtype from this side if the user states none
@@ -80,7 +80,18 @@ class Side:
             scale=self.scale is not None,
             zero_point=self.zero_point is not None,
             sums=self.sums is not None,
+            scale_exponents=self._has_exponents,
         )
+
+    @property
+    def _has_exponents(self) -> bool:
+        return self.scale is not None and self.scale.dtype == np.uint8
+
+    def without_exponents(self) -> Side:
+        """This side with a scale in float32 in place of bytes."""
+        if self.scale is None or not self._has_exponents:
+            return self
+        return dataclasses.replace(self, scale=dtypes.of_exponents(self.scale))
 
     def free_order(self, contracting: Shape, batch: Shape) -> Shape:
         """By free axis, as the user knows them, its place among the free axes of `values`."""

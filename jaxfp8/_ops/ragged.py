@@ -102,7 +102,8 @@ def ragged_dot(
         if isinstance(operand, PreparedArray):
             needs, remedy = "groups take none", "pass `unprepare()` of it"
             raise TypeError(message(_OPERATION, f"`{name}`", "is prepared", needs, remedy))
-    sides = as_sides(_OPERATION, lhs, rhs)
+    left, right = as_sides(_OPERATION, lhs, rhs)
+    sides = left.without_exponents(), right.without_exponents()
     sizes = as_sizes(_OPERATION, group_sizes)
     check_shapes(_OPERATION, sides[0].shape, sides[1].shape, sizes)
     check_known_sizes(_OPERATION, group_sizes, sides[0].shape, sides[1].shape)

@@ -60,6 +60,14 @@ def as_bytes(x: jax.Array) -> jax.Array:
 def bits_as(x: jax.Array | np.ndarray, dtype: DTypeLike) -> jax.Array:
     """The bits of an array as another dtype of the same width, such as bytes as FP8."""
     return jnp.asarray(x) if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+def of_exponents(codes: jax.Array) -> jax.Array:
+    """The float32 powers of two of bytes of float8_e8m0fnu: 2^(byte - 127), and NaN for 255.
+
+    By bits: XLA may flush 2^-127, which is subnormal.
+    """
+    bits = codes.astype(jnp.uint32) << 23
+    ends = (codes == 0) | (codes == 255)
+    return jax.lax.bitcast_convert_type(jnp.where(ends, bits | 0x400000, bits), jnp.float32)
 
 
 def finite_range(dtype: DTypeLike) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from jaxfp8._value.dtypes import (
     is_eight_bit,
     is_float8,
     names,
+    of_exponents,
 )
 from jaxfp8._value.errors import message
 from jaxfp8._value.indexing import part
@@ -228,20 +229,21 @@ def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]
     """As `stored_factors`, with the scale as float32 and the zero point as int32."""
     scale, zero_point, tiles = stored_factors(q)
     wide = None if zero_point is None else zero_point.astype(jnp.int32)
-    return scale.astype(jnp.float32), wide, tiles
+    of_powers = scale.dtype == np.uint8
+    return of_exponents(scale) if of_powers else scale.astype(jnp.float32), wide, tiles
 
 
 def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
     """Scale and zero point of a checked `q`, both with one entry per tile, and the tiles by axis.
 
     They have their own dtypes. The gradient of the scale passes; a float8_e8m0fnu scale has none,
-    and becomes float32.
+    and becomes its bytes.
     """
     entries = tuple(min(n, size) for n, size in zip(_entries(q), q.shape, strict=True))
     scale = jnp.asarray(q.scale)
     if scale.dtype not in WIDE_FLOAT:
-        scale = jax.lax.stop_gradient(scale).astype(jnp.float32)
-    if scale.size != math.prod(entries):  # its cotangents will be summed
+        scale = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(scale), jnp.uint8)
+    elif scale.size != math.prod(entries):  # its cotangents will be summed
         scale = scale.astype(jnp.float32)
     scale = _spread(scale, entries)
     zero_point = q.zero_point

@@ -60,6 +60,8 @@ class OperandSpec:
       sums: whether the sums of the values over the contracted axes are given: int32, of shape
         `sums_shape` (int8 and uint8 only). A GPU needs them where the other side has a zero point,
         and makes them in each call otherwise.
+      scale_exponents: whether the scale is given as the bytes of float8_e8m0fnu, as uint8:
+        2^(byte - 127), and NaN for 255.
     """
 
     dtype: str
@@ -71,6 +73,7 @@ class OperandSpec:
     zero_point: bool
     scale_rounded: bool = False
     sums: bool = False
+    scale_exponents: bool = False
 
     @property
     def free(self) -> Shape:
@@ -225,6 +228,11 @@ class ScaledDotSpec:
         """Whether the named operand is a scale, rounded to bfloat16 as it is read."""
         sides = {"lhs_scale": self.lhs, "rhs_scale": self.rhs}
         return name in sides and sides[name].scale_rounded
+
+    def has_exponents(self, name: str) -> bool:
+        """Whether the named operand is a scale, given as bytes of float8_e8m0fnu."""
+        sides = {"lhs_scale": self.lhs, "rhs_scale": self.rhs}
+        return name in sides and sides[name].scale_exponents
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the custom call, as docs/custom_call.md lists them."""

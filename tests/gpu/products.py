@@ -23,7 +23,10 @@ ACCUMULATION = {
     "sm90_gemm": 2.0**-10,
     "sm80_w8a16": 2.0**-21,
     "cublaslt_wide": 2.0**-21,
+    "decoded_w8a16": 2.0**-21,
 }
+# `sm90_gemm` rounds codes times scales of 32 to bfloat16, unless they are powers of two.
+ROUNDED_WEIGHTS = 2.0**-8
 
 ON_HOPPER = jax.default_backend() == "gpu" and jax.devices()[0].compute_capability == "9.0"
 HOPPER = pytest.mark.skipif(not ON_HOPPER, reason="`sm90_gemm` needs compute capability 9.0")
@@ -85,8 +88,14 @@ def with_zeros(spec: ScaledDotSpec, zeros: str) -> ScaledDotSpec:
 def in_form(
     spec: ScaledDotSpec, operands: dict[str, np.ndarray], form: str, side: str = "rhs"
 ) -> tuple[ScaledDotSpec, dict[str, np.ndarray]]:
-    """The problem with the scales of a side in float32 to be rounded, or in 16 bits."""
+    """The problem with scales of a side in 16 bits, in float32 to be rounded, or as exponents."""
     name = f"{side}_scale"
+    if form == "exponents":
+        codes = np.round(np.log2(operands[name])).astype(np.int64) + 127
+        powers = dataclasses.replace(getattr(spec, side), scale_exponents=True)
+        return dataclasses.replace(spec, **{side: powers}), operands | {
+            name: codes.astype(np.uint8)
+        }
     if form != "rounded":
         return spec, operands | {name: operands[name].astype(np.dtype(form))}
     rounding = dataclasses.replace(getattr(spec, side), scale_rounded=True)
@@ -117,10 +126,18 @@ def check(spec: ScaledDotSpec, operands: dict[str, np.ndarray], kernel: str = ""
 def accumulation(spec: ScaledDotSpec, path: str) -> float:
     """How far sums of a path may be off: not at all for int8, and FP8's is Hopper's alone."""
     sides = (spec.lhs.dtype, spec.rhs.dtype)
-    if all(map(dtypes.is_int8, sides)):
+    if path in ("sm90_gemm", "decoded_w8a16") and any(map(_is_rounded, (spec.lhs, spec.rhs))):
+        return ROUNDED_WEIGHTS
+    if all(map(dtypes.is_int8, sides)) and path != "decoded_w8a16":
         return 0.0
     of_wide = path == "sm90_gemm" and not all(map(dtypes.is_eight_bit, sides))
     return ACCUMULATION.get("sm80_w8a16" if of_wide else path, 0.0)
+
+
+def _is_rounded(side: OperandSpec) -> bool:
+    finest = side.tiles[side.contracting[0]] == 32
+    eight = dtypes.is_eight_bit(side.dtype)
+    return eight and side.scale_varies and finest and not side.scale_exponents
 
 
 def draw(seed: int, spec: ScaledDotSpec) -> dict[str, np.ndarray]:

@@ -22,6 +22,8 @@ FULL = {"bias": (1, 72), "residual": (1, 72), "residual_dtype": "float32", "acti
 EIGHT = {"out_dtype": E4M3, "out_scale": (1, 1), "amax": (1, 1)}
 BLOCKS = {"lhs_tiles": (1, 128), "rhs_tiles": (128, 128)}
 
+MX = {"lhs_tiles": (1, 32), "rhs_tiles": (1, 32)}
+EXPONENTS = {"exponents": True}
 CASES = [
     ("sm80_w8a16", ("bfloat16", E4M3, 1, 160, 72), {"rhs_tiles": (1, 160)}),
     ("sm80_w8a16", ("bfloat16", E4M3, 5, 160, 72), {"rhs_first": False, **FULL}),
@@ -50,6 +52,12 @@ CASES = [
     ("cublaslt_int8", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("cublaslt_int8", ("int8", "int8", 33, 128, 72), {"zero_points": True, "sums": True}),
     ("cublaslt_wide", ("bfloat16", E4M3, 65, 128, 72), {"rhs_tiles": (1, 128), **EIGHT}),
+    ("sm80_w8a16", ("bfloat16", E4M3, 3, 1000, 77), {"rhs_tiles": (1, 32), **EIGHT}),
+    ("sm80_w8a16", ("float16", "int8", 70, 416, 72), {"rhs_first": False, "rhs_tiles": (1, 32)}),
+    ("sm80_w8a16", ("bfloat16", E5M2, 17, 416, 76), {"rhs_tiles": (1, 64), **EXPONENTS}),
+    ("sm90_gemm", ("bfloat16", E4M3, 70, 272, 80), {"rhs_tiles": (1, 32), **EXPONENTS}),
+    ("decoded_w8a16", (E4M3, E4M3, 70, 272, 80), {**MX, **EXPONENTS, "rhs_first": False}),
+    ("cublaslt_wide", (E4M3, E5M2, 65, 128, 72), {**MX, **EXPONENTS}),
     ("sm80_imma", ("int8", E4M3, 17, 200, 72), {"lhs_tiles": (1, 200), "rhs_tiles": (1, 200)}),
     ("sm80_imma", ("int8", E5M2, 3, 1100, 264), {"rhs_first": False, **EIGHT}),
     ("sm80_imma", ("bfloat16", E4M3, 5, 160, 72), {"rhs_tiles": (1, 160), **FULL}),
@@ -111,8 +119,13 @@ def main() -> None:
     run_ragged()
     run_cache()
     for seed, (kernel, sizes, more) in enumerate(CASES):
-        spec = products.matrices(*sizes, **more)
-        spec, operands = canonical(spec, products.draw(seed, spec))
+        exponents = more.get("exponents", False)
+        spec = products.matrices(*sizes, **{n: m for n, m in more.items() if n != "exponents"})
+        operands = products.draw(seed, spec)
+        for side in ("lhs", "rhs") if exponents else ():
+            if getattr(spec, side).scale:
+                spec, operands = products.in_form(spec, operands, "exponents", side)
+        spec, operands = canonical(spec, operands)
         call = Call(spec, operands, kernel)
         status, text = call.run()
         assert status == 0, text

@@ -46,6 +46,16 @@ def paths(spec, compute_capability, cublaslt=CUBLASLT):
     return [name for name, why in found.items() if not why], found
 
 
+def mx(spec):
+    """The product with the scales of its 8-bit sides as exponents."""
+    sides = {
+        name: dataclasses.replace(one, scale_exponents=one.scale)
+        for name, one in (("lhs", spec.lhs), ("rhs", spec.rhs))
+    }
+    return dataclasses.replace(spec, **sides)
+
+
+FINE = (None, (1, 32))
 TILES_128 = ((1, 128), (128, 128))
 WEIGHTS = (None, (1, 4096))
 TAKEN = [
@@ -81,7 +91,14 @@ TAKEN = [
     (product("bfloat16", E4M3, m=512, k=128, tiles=(None, (1, 128))), {90: "cublaslt_wide"}),
     (product("bfloat16", "uint8", m=512, tiles=WEIGHTS), {80: "cublaslt_wide", 90: "sm90_gemm"}),
     (product("bfloat16", E4M3, m=512, tiles=(None, (128, 128))), {90: "sm90_gemm"}),
-    (product("bfloat16", E4M3, m=512, tiles=(None, (1, 32))), {90: "cublaslt_wide"}),
+    (product("bfloat16", E4M3, m=512, tiles=FINE), {80: "cublaslt_wide", 90: "sm90_gemm"}),
+    (product("float16", "int8", m=32, tiles=FINE), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
+    (product("bfloat16", "uint8", m=512, tiles=FINE), {90: "cublaslt_wide"}),
+    (product("int8", "int8", tiles=((1, 4096), (1, 128))), {90: "decoded_w8a16"}),
+    (mx(product("bfloat16", E4M3, m=8, tiles=FINE)), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
+    (mx(product("bfloat16", E4M3, tiles=FINE)), {80: "cublaslt_wide", 90: "sm90_gemm"}),
+    (mx(product(E4M3, E4M3, tiles=((1, 32),) * 2)), {80: "cublaslt_wide", 90: "decoded_w8a16"}),
+    (mx(product(E5M2, E5M2, m=1, tiles=((1, 32),) * 2)), {80: "decoded_w8a16"}),
     (product("float16", E4M3, m=512, tiles=(None, (1, 128))), {90: "cublaslt_wide"}),
     (product("float32", E4M3, tiles=WEIGHTS), {80: "general", 90: "general"}),
 ]
@@ -160,7 +177,7 @@ def test_zero_points_of_a_weight_are_taken_by_a_kernel_that_subtracts_them():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tiles": (1, 96)}, "needs a multiple of 64"),
+        ({"tiles": (1, 96)}, "needs 32 or a multiple of 64"),
         ({"shape": (4096, 4100), "contracting": (0,), "tiles": (4096, 1)}, "multiple of 16 bytes"),
     ],
     ids=["blocks", "KN"],

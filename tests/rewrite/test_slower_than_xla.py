@@ -75,7 +75,7 @@ def both(dtype: Any, group: int, rows: int = 4096) -> Case:
 
 
 SLOW = {
-    "MX by pieces": ("cublaslt_fp8", blocks_of_mx(), "every 32 values", "constant along"),
+    "FP8 by pieces": ("cublaslt_fp8", both(E4M3, 32, 32), "every 32 values", "constant along"),
     "weights by pieces": (
         "cublaslt_wide",
         weight(8, group=64),
@@ -106,7 +106,7 @@ def test_a_product_of_a_slow_path_stays_as_written(
 
 
 FAST = {
-    "a path of its own for MX": ("sm120_mx", blocks_of_mx()),
+    "MX, decoded": ("cublaslt_wide", blocks_of_mx()),
     "scales constant along K": ("cublaslt_fp8", both(E4M3, 4096)),
     "a decoded weight": ("cublaslt_wide", weight(512)),
     "few rows": ("sm80_w8a16", zero_points(256)),
@@ -146,10 +146,13 @@ def test_products_of_the_backward_pass_are_asked_for_one_by_one(
 
 
 ON_CARDS = [
-    ("MX", blocks_of_mx(4096, 4096, 4096), {90: False, 120: False}),
-    ("MX, a row", blocks_of_mx(1, 4096, 4096), {90: False}),
-    ("groups of 32, a row", weight(1, group=32), {80: False, 90: False}),
+    ("MX", blocks_of_mx(4096, 4096, 4096), {80: True, 90: True, 120: False}),
+    ("MX, a row", blocks_of_mx(1, 4096, 4096), {80: True, 90: True}),
+    ("MX, float scales", both(E4M3, 32), {90: False}),
+    ("groups of 32, a row", weight(1, group=32), {80: True, 90: True}),
+    ("groups of 32", weight(4096, group=32), {80: False, 90: True}),
     ("groups of 64", weight(4096, group=64), {80: False, 90: True}),
+    ("groups of 16, a row", weight(1, group=16), {90: False}),
     ("groups of 128, few rows", weight(16, group=128), {80: True, 90: True}),
     ("float32", weight(16, x=F32), {80: False, 90: False}),
     ("float32, small", weight(16, x=F32, n=1024), {80: False, 90: True}),

@@ -256,7 +256,10 @@ Status MakeLayout(const Problem& problem, const ProductTypes& types, const Attem
       Aligned(problem.columns, problem.out.dtype) && layout.Padded(problem.rows) == problem.rows &&
       layout.Padded(problem.columns) == problem.columns;
   // The library applies the scale of a single batch index.
-  const bool by_batch = problem.lhs.tiles.batch_stride || problem.rhs.tiles.batch_stride;
+  const auto has_batches = [](const Side& side) {
+    return !side.folded && side.tiles.batch_stride != 0;
+  };
+  const bool by_batch = has_batches(problem.lhs) || has_batches(problem.rhs);
   const bool single =
       attempt.scaling == Scaling::kScalar ? by_batch : attempt.scaling != Scaling::kEpilogue;
   const int64_t depth_step = PieceDepth(problem, layout);

@@ -80,6 +80,13 @@ ProductTypes WideTypes(const Problem& problem) {
 Status WhyNotWideTypes(const Problem& problem) {
   const DType type = WideTypes(problem).lhs;
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
+    if (side->HasPlainScales() || !side->scale) continue;
+    if (type != DType::kBF16 || !FoldsScale(*side)) {
+      return "it reads scales of float32, or folds exponents into codes that it decodes to "
+             "bfloat16";
+    }
+  }
+  for (const Side* side : {&problem.lhs, &problem.rhs}) {
     if (!IsEightBit(side->dtype) && side->dtype != type) {
       return "it multiplies in 16 bits, which do not hold both " + Types(problem);
     }
@@ -96,19 +103,19 @@ Status WhyNotWideTypes(const Problem& problem) {
 Status WhyNotWide(const Problem& problem, const Device& device) {
   JAXFP8_RETURN_IF_ERROR(WhyNotWideTypes(problem));
   JAXFP8_RETURN_IF_ERROR(WhyNotDevice(device, 80));
-  return WhyNotLayout(problem, device, WideTypes(problem));
+  return WhyNotLayout(WithFoldedScales(problem), device, WideTypes(problem));
 }
 
 Status PlanWide(const Problem& problem, const Device& device, size_t workspace,
                 std::unique_ptr<Plan>& plan) {
-  return PlanProduct(problem, device, WideTypes(problem), workspace, plan);
+  return PlanProduct(WithFoldedScales(problem), device, WideTypes(problem), workspace, plan);
 }
 
 }  // namespace
 
 const Path kCublasLtFp8{"cublaslt_fp8", WhyNotFp8, PlanFp8};
 const Path kCublasLtInt8{"cublaslt_int8", WhyNotInt8, PlanInt8};
-const Path kCublasLtWide{"cublaslt_wide", WhyNotWide, PlanWide};
+const Path kCublasLtWide{"cublaslt_wide", WhyNotWide, PlanWide, true};
 
 bool LibraryMayTake(const Problem& problem) {
   const bool floats = IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype);

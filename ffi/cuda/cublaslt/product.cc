@@ -151,6 +151,7 @@ Status ProductPlan::PackSide(const BoundSide& bound, const Lines& lines, const B
     request.side = bound.side;
     request.lines = lines;
     request.out = bound.type;
+    if (bound.side.folded) request.exponents = bound.scale;
     request.count_padded = layout_.Padded(lines.count);
     request.depth_padded = bound.layout.pitch;
     JAXFP8_RETURN_IF_ERROR(LaunchPack(request, bound.values, At(buffers, bound.packed_at), stream));

@@ -56,6 +56,7 @@ typedef struct jaxfp8_operand_spec {
   int32_t zero_point;      /* whether it has a zero point: int32, of the same shape */
   int32_t sums;            /* whether the sums of its values over the contracted axes are given:
                               int32, of the shape with these axes 1 */
+  int32_t scale_exponents; /* whether the scale is bytes of float8_e8m0fnu, not float32 */
 } jaxfp8_operand_spec;
 
 /* The epilogue, applied to the sum. Shapes have the rank of the output, each axis 1 or full. */

@@ -77,6 +77,7 @@ class Drawer {
     side.tiles = {wilder_.Below(2) ? 1 : batch, Tile(lines), Tile(depth_)};
     if (turned) std::swap(side.shape[1], side.shape[2]), std::swap(side.tiles[1], side.tiles[2]);
     side.scale = wilder_.Below(3) > 0;
+    side.scale_exponents = side.scale && wilder_.Below(3) == 0;
     side.zero_point = IsInt8(ParseDType(side.dtype)) && wilder_.Below(3) == 0;
     side.sums = IsInt8(ParseDType(side.dtype)) && wilder_.Below(3) == 0;
   }
@@ -112,8 +113,8 @@ class Fuzz {
     Wild wild = drawer_.Draw();
     for (int64_t changes = wilder_.Below(4); changes > 0; --changes) wilder_.Change(wild);
     if (wilder_.Below(8) == 0) {
-      wild.kernel = wilder_.Pick<std::string>(
-          {"sm80_w8a16", "sm80_imma", "int8", "sm90_gemm", "cublaslt_wide", "general"});
+      wild.kernel = wilder_.Pick<std::string>({"sm80_w8a16", "sm80_imma", "int8", "sm90_gemm",
+                                               "decoded_w8a16", "cublaslt_wide", "general"});
     }
     const jaxfp8_scaled_dot_spec spec = wild.Spec();
     const std::string name = TextOf(wild);

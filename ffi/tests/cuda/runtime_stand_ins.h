@@ -62,7 +62,7 @@ Status MakePartialsPlan(const Problem& problem, const Device&, size_t workspace,
 }  // namespace
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan, false, true};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan, true, true};
 
 namespace imma {
 namespace {
@@ -160,7 +160,7 @@ Status MakeCopiesPlan(const Problem& problem, const Device& device, size_t works
 }  // namespace
 }  // namespace sm90
 
-const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakeCopiesPlan};
+const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakeCopiesPlan, true};
 
 namespace {
 

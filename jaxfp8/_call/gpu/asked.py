@@ -50,6 +50,12 @@ def weights_of(form: ScaledDotSpec, kernel: str = "") -> str | None:
     return "lhs" if _are_weights_left(form) else "rhs"
 
 
+def reads_exponents(form: ScaledDotSpec, kernel: str = "") -> bool:
+    """Whether the path of a canonical product takes the exponents of its scales as bytes."""
+    paths = _paths(ffi.library_or_none("cuda"), form)
+    return any(not why for name, why in paths.items() if kernel in ("", name))
+
+
 def rows_beside(weights: str, form: ScaledDotSpec) -> int:
     """The rows of values beside weights: the lines of the other side of a canonical product."""
     return _lines(form.rhs if weights == "lhs" else form.lhs)

@@ -131,6 +131,7 @@ class _Side:
             zero_point=old.zero_point,
             scale_rounded=old.scale_rounded,
             sums=old.sums,
+            scale_exponents=old.scale_exponents,
         )
         return cls(old, groups, order, new, repeated)
 

@@ -37,13 +37,15 @@ class Operand(ctypes.Structure):
         ("scale", ctypes.c_int32),
         ("zero_point", ctypes.c_int32),
         ("sums", ctypes.c_int32),
+        ("scale_exponents", ctypes.c_int32),
     )
 
     @classmethod
     def of(cls, spec: OperandSpec) -> Operand:
         """The twin of a side."""
         dims = (Dims.of(d) for d in (spec.shape, spec.contracting, spec.batch, spec.tiles))
-        return cls(spec.dtype.encode(), *dims, spec.scale, spec.zero_point, spec.sums)
+        flags = (spec.scale, spec.zero_point, spec.sums, spec.scale_exponents)
+        return cls(spec.dtype.encode(), *dims, *flags)
 
 
 class Epilogue(ctypes.Structure):

@@ -29,6 +29,8 @@ def _dtypes_of(spec: ScaledDotSpec, name: str) -> tuple[np.dtype, ...]:
         return tuple(dict.fromkeys((_dtypes.storage(logical), np.dtype(logical))))
     if name == "residual":
         return (np.dtype(spec.epilogue.residual_dtype),)
+    if spec.has_exponents(name):
+        return (np.dtype(np.uint8),)
     plain = np.dtype(np.int32 if name.endswith("_sums") else np.float32)
     dtype, others = AS_STORED.get(name, (plain, ()))
     return (dtype,) if spec.rounds(name) else (dtype, *others)

@@ -89,7 +89,12 @@ def _in_int8(side: OperandSpec) -> OperandSpec:
         return side
     tiles = (max(n, 1) if a in side.contracting else 1 for a, n in enumerate(side.shape))
     return dataclasses.replace(
-        side, dtype="int8", tiles=tuple(tiles), scale=True, scale_rounded=False
+        side,
+        dtype="int8",
+        tiles=tuple(tiles),
+        scale=True,
+        scale_rounded=False,
+        scale_exponents=False,
     )
 
 

@@ -181,8 +181,8 @@ def joint_dots(
 ) -> list[jax.Array]:
     """The outputs of several scaled dots, as one launch if possible.
 
-    `what_is_shared` is equal for all, and there are at most `MOST` of them. `fused` is what else the
-    launch does, and `gain` that of its norm, bfloat16 or float32 [K].
+    `what_is_shared` is equal for all, and there are at most `MOST` of them. `fused` is what else
+    the launch does, and `gain` that of its norm, bfloat16 or float32 [K].
     """
     vectors = [] if gain is None else [gain]
     each = [

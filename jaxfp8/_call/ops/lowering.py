@@ -15,10 +15,12 @@ from jaxfp8._call.library import ffi, support, targets
 from jaxfp8._call.library.strictness import warn_once
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import ScaledDotSpec
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
 # Paths with a use for sums, and "" for the best.
 _READ_SUMS = ("", "sm90_gemm", "cublaslt_int8")
+# K of a block of scales that tensor cores sum in 8 bits.
+_BLOCK = 128
 
 
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
@@ -102,14 +104,10 @@ def in_canonical_form(
     *operands: jax.Array, spec: ScaledDotSpec, kernel: str = ""
 ) -> tuple[canonical.Canonical, list[jax.Array]]:
     """A problem without empty axes, and its operands, in canonical form for a GPU."""
-    # A conversion before a call is a kernel of its own: 1.4 us. A product of one row takes 10.
-    # `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths
-    # read float32.
-    weights = asked.weights_of(canonical.canonical(spec, kernel).spec, kernel)
-    stored = "" if weights is None else f"{weights}_scale"
+    stored = _scales_as_stored(canonical.canonical(spec, kernel).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
-    wide = dot_reference.widened(spec, {n: x for n, x in given.items() if n != stored})
-    form = canonical.canonical(_rounding_only(spec, stored), kernel)
+    wide = dot_reference.widened(spec, {n: x for n, x in given.items() if n not in stored})
+    form = canonical.canonical(_stored_only(spec, stored), kernel)
     named = form.operands(given | wide)
     return form, [named[name] for name in form.spec.operand_names()]
 
@@ -122,10 +120,42 @@ def result_types(form: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
     return [out] if amax is None else [out, jax.ShapeDtypeStruct(amax, np.float32)]
 
 
-def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:
-    """The problem after its scales were rounded; the call rounds only the named one."""
+def as_gpus_read_it(spec: ScaledDotSpec) -> ScaledDotSpec:
+    """The canonical problem whose scales are widened before the call, where it does not read them.
+
+    A path is asked for this one.
+    """
+    stored = _scales_as_stored(canonical.canonical(spec).spec, "")
+    return canonical.canonical(_stored_only(spec, stored)).spec
+
+
+def _scales_as_stored(form: ScaledDotSpec, kernel: str) -> tuple[str, ...]:
+    """The scales read as stored and rounded by the call.
+
+    A conversion before a call is a kernel of its own: 1.4 us, while a product of one row takes 10.
+    `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths read
+    float32. Exponents that change within the 128 of K of a block (MX) are read by paths that fold
+    them into the codes, which is exact.
+    """
+    sides = {"lhs_scale": form.lhs, "rhs_scale": form.rhs}
+    exponents = tuple(name for name, side in sides.items() if side.scale_exponents)
+    fine = any(_is_fine(sides[name]) for name in exponents)
+    if fine and asked.reads_exponents(form, kernel):
+        return exponents
+    weights = asked.weights_of(form, kernel)
+    return () if weights is None else (f"{weights}_scale",)
+
+
+def _is_fine(side: OperandSpec) -> bool:
+    return side.scale_varies and side.tiles[side.contracting[0]] < _BLOCK
+
+
+def _stored_only(spec: ScaledDotSpec, names: tuple[str, ...]) -> ScaledDotSpec:
+    """The problem after scales were widened and rounded, except the named ones."""
     lhs, rhs = (
-        dataclasses.replace(side, scale_rounded=side.scale_rounded and name == scale)
+        side
+        if scale in names
+        else dataclasses.replace(side, scale_rounded=False, scale_exponents=False)
         for side, scale in ((spec.lhs, "lhs_scale"), (spec.rhs, "rhs_scale"))
     )
     return dataclasses.replace(spec, lhs=lhs, rhs=rhs)

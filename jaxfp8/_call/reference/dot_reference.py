@@ -49,6 +49,7 @@ def scaled_dot(
 def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The operands of a call by name, in the call's own dtypes; scales are rounded."""
     wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
+    named = {n: dtypes.of_exponents(x) if spec.has_exponents(n) else x for n, x in named.items()}
     rounded = {n: x.astype(jnp.bfloat16) if spec.rounds(n) else x for n, x in named.items()}
     return {name: x.astype(wide[name]) if name in wide else x for name, x in rounded.items()}
 

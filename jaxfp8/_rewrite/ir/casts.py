@@ -198,6 +198,14 @@ def undo_rounding(value: Value) -> Value:
     return _before(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
 
 
+def exponents_or_rounded(scale: Value) -> Value:
+    """A scale before its cast: the bytes of float8_e8m0fnu, else what `undo_rounding` gives."""
+    powers = _before(scale, (_dtypes.E8M0,), (np.dtype(np.float32), _dtypes.BFLOAT16))
+    if powers.dtype == _dtypes.E8M0:
+        return bitcast(powers, np.uint8)
+    return undo_rounding(scale)
+
+
 def _before(
     value: Value,
     wanted: tuple[np.dtype, ...],

@@ -106,7 +106,7 @@ def _refusal(spec: ScaledDotSpec) -> Refusal | None:
 
 
 def operand(
-    name: str, side: Side, more: Factors = (), *, call_rounds: bool = True
+    name: str, side: Side, more: Factors = (), *, in_call: bool = True
 ) -> tuple[OperandSpec, dict[str, Value]]:
     """The spec of a side, and its data, scale and zero point by operand name.
 
@@ -114,18 +114,20 @@ def operand(
       name: of the side.
       side: the side.
       more: further scales of it.
-      call_rounds: whether the call can round scales to bfloat16, in place of the function.
+      in_call: whether the call can decode bytes of float8_e8m0fnu, or round scales to bfloat16, in
+        place of the function.
     """
     factors = side.factors + more
     shape = side.value.shape
     tiles = sides.tiles_of(side, factors)
     operands = {name: casts.undo_bitcast(side.value, side.dtype)}
-    is_rounded = False
+    is_rounded = are_exponents = False
     if factors:
         total = as_one(factors, shape)
         stored = total.map_small(lambda x: casts.undo_casts(x, dtypes.SIXTEEN_BIT_FLOATS))
-        given = stored.map_small(casts.undo_rounding) if call_rounds else stored
-        is_rounded = given.small is not stored.small
+        given = stored.map_small(casts.exponents_or_rounded) if in_call else stored
+        are_exponents = given.small.dtype == np.uint8
+        is_rounded = not are_exponents and given.small is not stored.small
         operands[f"{name}_scale"] = on_tiles(given, shape, tiles)
     if side.zero_point is not None:
         zero = side.zero_point.map_small(lambda x: casts.undo_casts(x, dtypes.EIGHT_BIT_INTS))
@@ -139,6 +141,7 @@ def operand(
         scale=bool(factors),
         zero_point=side.zero_point is not None,
         scale_rounded=is_rounded,
+        scale_exponents=are_exponents,
     )
     return spec, operands
 

@@ -63,8 +63,8 @@ def _call(site: DotSite) -> Value | _Miss:
     if (miss := _why_not(site)) is not None:
         return miss
     sizes, out = site.op.inputs[2], site.op.outputs[0]
-    lhs_spec, lhs_operands = calls.operand("lhs", lhs, call_rounds=False)
-    rhs_spec, rhs_operands = calls.operand("rhs", rhs, call_rounds=False)
+    lhs_spec, lhs_operands = calls.operand("lhs", lhs, in_call=False)
+    rhs_spec, rhs_operands = calls.operand("rhs", rhs, in_call=False)
     spec = RaggedSpec(
         lhs=lhs_spec,
         rhs=rhs_spec,

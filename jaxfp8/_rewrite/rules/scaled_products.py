@@ -2,7 +2,7 @@
 `lax.scaled_dot`.
 
 They have one scale for each block along the contracting axis. Its dtype is often float8_e8m0fnu.
-These powers of two are exact in bfloat16, so a call takes them as bfloat16.
+These powers of two are exact in bfloat16. A call takes their bytes.
 """
 
 from __future__ import annotations

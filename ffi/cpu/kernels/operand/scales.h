@@ -35,13 +35,13 @@ inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t 
   }
 }
 
-// Scales of 16 bits, decoded as they are read.
-template <float (*kDecode)(uint16_t)>
-struct Decoded16 {
+// Scales of 16 bits or 8, decoded as they are read.
+template <typename T, float (*kDecode)(T)>
+struct DecodedScales {
   float operator[](int64_t i) const { return kDecode(from[i]); }
-  Decoded16 operator+(int64_t count) const { return {from + count}; }
+  DecodedScales operator+(int64_t count) const { return {from + count}; }
 
-  const uint16_t* from;
+  const T* from;
 };
 
 // Scales of float32, rounded to bfloat16 as they are read.
@@ -57,9 +57,11 @@ template <typename F>
 inline void WithScales(const Side& side, const F& f) {
   switch (side.scale_type) {
     case DType::kBF16:
-      return f(Decoded16<DecodeBF16>{static_cast<const uint16_t*>(side.scale)});
+      return f(DecodedScales<uint16_t, DecodeBF16>{static_cast<const uint16_t*>(side.scale)});
     case DType::kF16:
-      return f(Decoded16<DecodeF16>{static_cast<const uint16_t*>(side.scale)});
+      return f(DecodedScales<uint16_t, DecodeF16>{static_cast<const uint16_t*>(side.scale)});
+    case DType::kU8:
+      return f(DecodedScales<uint8_t, DecodeE8M0>{static_cast<const uint8_t*>(side.scale)});
     default:
       if (side.scale_rounded) return f(Rounded{static_cast<const float*>(side.scale)});
       return f(static_cast<const float*>(side.scale));

@@ -64,36 +64,37 @@ __device__ __forceinline__ void WgmmaWait() {
 #define JAXFP8_REGISTERS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define JAXFP8_REGISTERS_64 \
   JAXFP8_REGISTERS_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-// a and b are the operands after the accumulators. The accumulators are the variadic arguments.
-#define JAXFP8_WGMMA(shape, type, registers, a_and_b, ...)                                     \
-  asm volatile(                                                                                \
-      "{.reg .pred p; setp.ne.b32 p, 1, 0; "                                                   \
-      "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" registers "}, " a_and_b \
-      ", p, 1, 1, 0;}"                                                                         \
-      : __VA_ARGS__                                                                            \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+// a, b and `adds` are the operands after the accumulators. The accumulators are the variadic
+// arguments.
+#define JAXFP8_WGMMA(shape, type, registers, a_and_b, adds, ...)                          \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " adds                                      \
+               ", 0; "                                                                    \
+               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" registers \
+               "}, " a_and_b ", p, 1, 1, 0;}"                                             \
+               : __VA_ARGS__                                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0))
 
-template <DType kWide>
+template <DType kWide, bool kAdds>
 __device__ __forceinline__ void WgmmaOf32(float (&acc)[4][4], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (kWide == DType::kBF16) {
-    JAXFP8_WGMMA("m64n32k16", "bf16", JAXFP8_REGISTERS_32, "{%16,%17,%18,%19}, %20", JAXFP8_ACC(0),
-                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3));
+    JAXFP8_WGMMA("m64n32k16", "bf16", JAXFP8_REGISTERS_32, "{%16,%17,%18,%19}, %20", "%21",
+                 JAXFP8_ACC(0), JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3));
   } else {
-    JAXFP8_WGMMA("m64n32k16", "f16", JAXFP8_REGISTERS_32, "{%16,%17,%18,%19}, %20", JAXFP8_ACC(0),
-                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3));
+    JAXFP8_WGMMA("m64n32k16", "f16", JAXFP8_REGISTERS_32, "{%16,%17,%18,%19}, %20", "%21",
+                 JAXFP8_ACC(0), JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3));
   }
 }
 
-template <DType kWide>
+template <DType kWide, bool kAdds>
 __device__ __forceinline__ void WgmmaOf64(float (&acc)[8][4], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (kWide == DType::kBF16) {
-    JAXFP8_WGMMA("m64n64k16", "bf16", JAXFP8_REGISTERS_64, "{%32,%33,%34,%35}, %36", JAXFP8_ACC(0),
-                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3), JAXFP8_ACC(4), JAXFP8_ACC(5),
-                 JAXFP8_ACC(6), JAXFP8_ACC(7));
+    JAXFP8_WGMMA("m64n64k16", "bf16", JAXFP8_REGISTERS_64, "{%32,%33,%34,%35}, %36", "%37",
+                 JAXFP8_ACC(0), JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3), JAXFP8_ACC(4),
+                 JAXFP8_ACC(5), JAXFP8_ACC(6), JAXFP8_ACC(7));
   } else {
-    JAXFP8_WGMMA("m64n64k16", "f16", JAXFP8_REGISTERS_64, "{%32,%33,%34,%35}, %36", JAXFP8_ACC(0),
-                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3), JAXFP8_ACC(4), JAXFP8_ACC(5),
-                 JAXFP8_ACC(6), JAXFP8_ACC(7));
+    JAXFP8_WGMMA("m64n64k16", "f16", JAXFP8_REGISTERS_64, "{%32,%33,%34,%35}, %36", "%37",
+                 JAXFP8_ACC(0), JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3), JAXFP8_ACC(4),
+                 JAXFP8_ACC(5), JAXFP8_ACC(6), JAXFP8_ACC(7));
   }
 }
 
@@ -106,14 +107,15 @@ __device__ __forceinline__ void WgmmaOf64(float (&acc)[8][4], const uint32_t (&a
 // holds 16 rows of a and of acc, in the fragments of `Mma`; b is a descriptor.
 //   kWide          type of a and b: bfloat16 or float16
 //   kRowFragments  columns of b in units of 8: 4 or 8
-template <DType kWide, int kRowFragments>
+//   kAdds          whether it adds to acc; else it overwrites acc
+template <DType kWide, int kRowFragments, bool kAdds = true>
 __device__ __forceinline__ void Wgmma(float (&acc)[kRowFragments][4], const uint32_t (&a)[4],
                                       uint64_t b) {
   static_assert(kRowFragments == 4 || kRowFragments == 8);
   if constexpr (kRowFragments == 4) {
-    WgmmaOf32<kWide>(acc, a, b);
+    WgmmaOf32<kWide, kAdds>(acc, a, b);
   } else {
-    WgmmaOf64<kWide>(acc, a, b);
+    WgmmaOf64<kWide, kAdds>(acc, a, b);
   }
 }
 

@@ -148,7 +148,7 @@ Operand MakeOperand(const Problem& problem, const Side& side, int64_t lines, con
                     const float* scale, const int32_t* zero_point) {
   Operand o{};
   o.side = side, o.lines = lines, o.values = values, o.inner_batch = problem.inner_batch;
-  o.scale = side.scale ? scale : nullptr;
+  o.scale = side.scale ? scale : nullptr, o.form = ScaleFormOf(side);
   o.zero_point = side.zero_point ? zero_point : nullptr;
   const int64_t size = SizeOf(side.dtype);
   const int64_t step = side.IsMnMajor() ? side.depth_stride : side.free_stride;

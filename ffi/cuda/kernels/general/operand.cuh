@@ -9,6 +9,7 @@
 #define JAXFP8_CUDA_KERNELS_GENERAL_OPERAND_CUH_
 
 #include "cuda/kernels/common/element.cuh"
+#include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/common/tile_index.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/general/general.h"
@@ -25,7 +26,8 @@ inline constexpr int kPitch = kTile + 4;  // rows stay 16-byte aligned and start
 struct Operand {
   Side side;
   const void* values;
-  const float* scale;
+  const void* scale;
+  ScaleForm form;
   const int32_t* zero_point;
   int64_t lines;
   int64_t inner_batch;  // of the problem
@@ -36,6 +38,9 @@ struct Operand {
   // The index of a value's scale and zero point.
   __device__ __forceinline__ int64_t TileAt(int64_t b, int64_t f, int64_t k) const {
     return cuda::TileAt(side.tiles, b, f, k) + Outer(b) * side.tiles.batch_jump;
+  }
+  __device__ __forceinline__ float Scale(int64_t at) const {
+    return ScaleOf(form, LoadScale(scale, form, at));
   }
 };
 
@@ -98,7 +103,7 @@ __device__ __forceinline__ void Dequantize(const Operand& o, int64_t b, int64_t 
     if (i >= count) break;
     const int64_t at = o.TileAt(b, mn_major ? f + i : f, mn_major ? k : k + i);
     if (o.zero_point) run.v[i] -= static_cast<Value>(o.zero_point[at]);
-    if (scaled) run.v[i] *= static_cast<Value>(o.scale[at]);
+    if (scaled) run.v[i] *= static_cast<Value>(o.Scale(at));
   }
 }
 
@@ -133,7 +138,7 @@ __device__ __forceinline__ void StageOperand(const Operand& o, int64_t depth, in
 // The scale to apply after the sum. 1 if it was applied before or there is none.
 __device__ __forceinline__ float ScaleAfter(const Operand& o, int64_t b, int64_t f) {
   const Tiles& t = o.side.tiles;
-  return o.scale && t.ConstantAlongDepth() ? o.scale[o.TileAt(b, f, 0)] : 1.0f;
+  return o.scale && t.ConstantAlongDepth() ? o.Scale(o.TileAt(b, f, 0)) : 1.0f;
 }
 
 }  // namespace jaxfp8::cuda

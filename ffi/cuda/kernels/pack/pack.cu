@@ -7,6 +7,7 @@
 //   MN-major, wider   PackTransposedWide
 
 #include <algorithm>
+#include <limits>
 
 #include "cuda/kernels/common/grid.h"
 #include "cuda/kernels/pack/convert.cuh"
@@ -55,6 +56,10 @@ Status WhyNot(const PackRequest& r) {
   if (!raw && !IsEightBit(r.side.dtype) && r.out != r.side.dtype) {
     return "pack: values of 16 bits can only be copied";
   }
+  const int64_t step = r.side.tiles.ConstantAlongDepth() ? 0 : r.side.tiles.tile_depth;
+  if (r.exponents && (r.out != DType::kBF16 || !IsEightBit(r.side.dtype) || step % 8 != 0)) {
+    return "pack: codes are multiplied by exponents of multiples of 8 of K, in bfloat16";
+  }
   if (r.count_padded < r.lines.count || r.depth_padded < r.lines.depth ||
       r.depth_padded * SizeOf(r.out) % kChunkBytes != 0) {
     return "pack: the padded matrix is smaller than the lines, or a row no multiple of 16 bytes";
@@ -74,6 +79,13 @@ PackArguments MakePackArguments(const PackRequest& r, const void* values, void* 
   p.count = r.lines.count, p.depth = r.lines.depth;
   p.count_padded = r.count_padded, p.depth_padded = r.depth_padded;
   p.sign_flip = r.out == DType::kS8 && r.side.dtype == DType::kU8 ? kSignBits : 0;
+  p.exponents = static_cast<const uint8_t*>(r.exponents);
+  const Tiles& tiles = r.side.tiles;
+  p.scale_batch = tiles.batch_stride, p.scale_line = tiles.free_stride,
+  p.scale_depth = tiles.depth_stride;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  p.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, kMost)));
+  p.tile_depth = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_depth, 1, kMost)));
   const int64_t size = SizeOf(r.side.dtype);
   const bool transposed = r.side.IsMnMajor();
   const int64_t line_step = transposed ? r.side.depth_stride : r.side.free_stride;

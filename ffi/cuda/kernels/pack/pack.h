@@ -36,6 +36,9 @@ struct PackRequest {
   Side side;
   Lines lines;
   DType out = DType::kNone;
+  // Exponents by which codes are multiplied as they are decoded to bfloat16, one for each of the
+  // side's tiles, or null. Exact but for products below 2^-126, which are rounded.
+  const void* exponents = nullptr;
   int64_t count_padded = 0;  // rows of the matrix, >= count
   int64_t depth_padded = 0;  // row pitch in elements, >= depth; in bytes a multiple of 16
 };

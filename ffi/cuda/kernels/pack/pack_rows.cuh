@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) 
   const uint64_t block = uint64_t{blockIdx.x} * (kPackThreads * kChunksPerThread);
   uint32_t in[kChunksPerThread][Chunk::kWordsIn];
   int64_t valid[kChunksPerThread];
+  float scale[kChunksPerThread];
 #pragma unroll
   for (int i = 0; i < kChunksPerThread; ++i) {
     const uint64_t chunk = block + i * kPackThreads + threadIdx.x;
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) 
     const int64_t f = line - batch * rows;
     valid[i] = f < p.count ? p.depth - k : 0;
     const int64_t from = (p.batch + batch) * p.side_batch + (p.first + f) * p.side_free + k;
+    scale[i] = valid[i] > 0 ? ScaleOfChunk(p, p.batch + batch, p.first + f, k) : 1.0f;
     LoadRun(static_cast<const Bits<kIn>*>(p.values) + (valid[i] > 0 ? from : 0),
             valid[i] > 0 ? valid[i] : 0, p.alignment, in[i]);
   }
@@ -38,7 +40,7 @@ __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) 
     const uint64_t chunk = block + i * kPackThreads + threadIdx.x;
     if (chunk >= chunks) break;
     uint32_t out[Chunk::kWordsOut] = {};
-    if (valid[i] > 0) Chunk::Convert(p, valid[i], in[i], out);
+    if (valid[i] > 0) Chunk::Convert(p, valid[i], in[i], scale[i], out);
     static_cast<uint4*>(p.matrix)[chunk] = make_uint4(out[0], out[1], out[2], out[3]);
   }
 }

@@ -67,7 +67,11 @@ __global__ void __launch_bounds__(kPackThreads) PackTransposed(const PackArgumen
 #pragma unroll
     for (int j = 0; j < Chunk::kWordsIn; ++j) in[j] = tile[PackSharedWord(f, at / 4 + j)];
     const int64_t valid = origin.f + f < p.count ? p.depth - origin.k - at : 0;
-    if (valid > 0) Chunk::Convert(p, valid, in, out);
+    if (valid > 0) {
+      const float scale =
+          ScaleOfChunk(p, p.batch + origin.b, p.first + origin.f + f, origin.k + at);
+      Chunk::Convert(p, valid, in, scale, out);
+    }
     const int64_t to = (origin.b * p.count_padded + origin.f + f) * p.depth_padded + origin.k + at;
     *reinterpret_cast<uint4*>(matrix + to * SizeOf(kOut)) =
         make_uint4(out[0], out[1], out[2], out[3]);

@@ -32,6 +32,20 @@ bool ActivationsVectorized(const Problem& problem, const Buffers& buffers) {
                  {size * problem.lhs.free_stride, size * problem.lhs.batch_stride});
 }
 
+// Whether a stage has whole runs of fine scales, of 4 bytes at least and aligned to their size.
+bool HasFineRuns(const Problem& problem, const Buffers& buffers) {
+  const Tiles& tiles = problem.rhs.tiles;
+  const bool by_columns = problem.rhs.IsMnMajor();
+  const int64_t size = BytesOf(ScaleFormOf(problem.rhs));
+  const int64_t run = size * (by_columns ? 4 : kTileDepth / tiles.tile_depth);
+  const bool neighbours =
+      by_columns ? tiles.free_stride == 1 && tiles.tile_free == 1 : tiles.depth_stride == 1;
+  const int64_t step = by_columns ? tiles.depth_stride : tiles.free_stride;
+  return neighbours && run >= 4 &&
+         Aligned(buffers.rhs_scale, run,
+                 {size * step, size * tiles.batch_stride, size * tiles.batch_jump});
+}
+
 uint32_t SignFlip(const Problem& problem) {
   return problem.lhs.dtype == DType::kBF16
              ? Decoder<DType::kS8, DType::kBF16>::SignFlip(problem.rhs.dtype)
@@ -72,6 +86,16 @@ KernelFunction KernelOf(const Problem& problem, Launch launch) {
         return E5M2GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
       default:
         return S8GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
+    }
+  }
+  if (HasFineScales(problem)) {
+    switch (problem.rhs.dtype) {
+      case DType::kE4M3:
+        return E4M3FineKernel(problem.lhs.dtype, mn_major, row_fragments);
+      case DType::kE5M2:
+        return E5M2FineKernel(problem.lhs.dtype, mn_major, row_fragments);
+      default:
+        return S8FineKernel(problem.lhs.dtype, mn_major, row_fragments);
     }
   }
   if (GroupsRows(problem)) {
@@ -123,6 +147,10 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   const int64_t depths = std::max<int64_t>(1, (problem.depth + kTileDepth - 1) / kTileDepth);
   a.depth_tiles_per_scale = static_cast<int32_t>(
       tiles.ConstantAlongDepth() ? depths : std::min(tiles.tile_depth / kTileDepth, depths));
+  if (HasFineScales(problem)) {
+    a.fine_depth = static_cast<int32_t>(tiles.tile_depth);
+    a.fine_runs = HasFineRuns(problem, buffers);
+  }
   a.tile_columns = static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, problem.columns));
   a.sign_flip = SignFlip(problem);
   a.weight = weights.dtype;

@@ -47,6 +47,8 @@ struct Arguments {
   int64_t scale_batch = 0, scale_depth = 0;
   int32_t scale_column = 0;
   int32_t depth_tiles_per_scale = 1;  // depth tiles per scale
+  int32_t fine_depth = 0;             // K of a fine scale, 32 or 64; else 0
+  bool fine_runs = false;             // whether runs of fine scales are aligned (fine_scales.cuh)
   int32_t tile_columns = 1;           // columns per scale
   uint32_t sign_flip = 0;             // from `Decoder::SignFlip`
   ScaleForm scale_form = ScaleForm::kF32;
@@ -76,8 +78,8 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 void AddFused(const Fused& fused, size_t part, const void* gain, Arguments& a);
 
 // What a launch computes: a product, several of one input, the outputs of two multiplied, groups of
-// rows; several, or a gate, of normalised rows.
-enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kNormed, kNormedGated };
+// rows; several, or a gate, of normalised rows; or one or several with fine scales.
+enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kNormed, kNormedGated, kFine };
 
 JAXFP8_HD constexpr bool IsGated(Launch launch) {
   return launch == Launch::kGated || launch == Launch::kNormedGated;
@@ -105,6 +107,10 @@ KernelFunction S8GatedKernel(DType activation, bool mn_major, int row_fragments)
 KernelFunction E4M3NormedKernel(bool gated, bool mn_major);
 KernelFunction E5M2NormedKernel(bool gated, bool mn_major);
 KernelFunction S8NormedKernel(bool gated, bool mn_major);
+// The same with fine scales, for one product or several, and activations of 16 bits.
+KernelFunction E4M3FineKernel(DType activation, bool mn_major, int row_fragments);
+KernelFunction E5M2FineKernel(DType activation, bool mn_major, int row_fragments);
+KernelFunction S8FineKernel(DType activation, bool mn_major, int row_fragments);
 // The same for groups of rows of 16 bits.
 KernelFunction E4M3GroupsKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction E5M2GroupsKernel(DType activation, bool mn_major, int row_fragments);

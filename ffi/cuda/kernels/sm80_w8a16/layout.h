@@ -33,6 +33,11 @@ inline constexpr int kWeightRows = 128, kWeightChunks = 8;
 inline constexpr int kWeightBytes = kWeightRows * kWeightChunks * 16;
 static_assert(kTileColumns == 128 && kTileDepth == 128);
 
+// Fine scales in shared memory: 128 slots of four, 4 bytes each at most (fine_scales.cuh).
+inline constexpr int kFineSlots = 128, kFineScaleBytes = kFineSlots * 16;
+// K of the finest ones.
+inline constexpr int kFineDepth = 32;
+
 // Activations in shared memory: each row has 16 chunks of eight values. 8-bit activations fill the
 // first half of a chunk.
 inline constexpr int kActivationChunks = kTileDepth * 2 / 16;

@@ -36,6 +36,7 @@
 #include "cuda/kernels/common/cluster.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
 #include "cuda/kernels/sm80_w8a16/batch.cuh"
+#include "cuda/kernels/sm80_w8a16/fine_stage.cuh"
 #include "cuda/kernels/sm80_w8a16/mma_stage.cuh"
 #include "cuda/kernels/sm80_w8a16/pipeline.cuh"
 #include "cuda/kernels/sm80_w8a16/scales.cuh"
@@ -121,6 +122,10 @@ __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& 
   }
 }
 
+JAXFP8_HD constexpr int BlocksPerSm(int row_fragments, Launch launch) {
+  return launch == Launch::kFine ? FineBlocksPerSm(row_fragments) : kBlocksPerSm;
+}
+
 // The kernel.
 //   blockIdx.x     the output tile, of all products
 //   blockIdx.y     the rank: its part of K; with a gate the product, then the rank
@@ -132,14 +137,15 @@ __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& 
 //   kLaunch        what it computes. The arguments of one product, or of groups, have a constant
 //   place
 template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, Launch kLaunch>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
     Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
   constexpr bool kGated = IsGated(kLaunch), kNorm = HasNorm(kLaunch);
-  constexpr bool kJoint = kLaunch == Launch::kSeveral || kLaunch == Launch::kNormed;
-  constexpr bool kNeedsClusters = kGated || kNorm || (kJoint && HasOwnInstance(kRowFragments));
+  constexpr bool kFine = kLaunch == Launch::kFine, kSeveral = kLaunch == Launch::kSeveral;
+  constexpr bool kJoint = kSeveral || kFine || kLaunch == Launch::kNormed;
+  constexpr bool kNeedsClusters = kGated || kNorm || (kSeveral && HasOwnInstance(kRowFragments));
   if constexpr (kNeedsClusters && !kHasClusters) return;  // not launched
   const int ranks = gridDim.y / 2;                        // of each product, with a gate
   const int behind = kGated && blockIdx.y >= ranks ? 1 : 0;
@@ -161,8 +167,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     norm.wide_gain = a.wide_gain, norm.gain_offset = a.gain_offset;
   }
   const int32_t rank = kGated ? blockIdx.y - behind * ranks : blockIdx.y;
-  Accumulate<D, kActivation, kMnMajor, kRowFragments, kLaunch>(parts, a, tile, rank, stages,
-                                                               scaled_acc, norm);
+  if constexpr (kFine) {
+    AccumulateFine<D, kActivation, kMnMajor>(a, tile, stages, scaled_acc);
+  } else {
+    Accumulate<D, kActivation, kMnMajor, kRowFragments, kLaunch>(parts, a, tile, rank, stages,
+                                                                 scaled_acc, norm);
+  }
   if (!kHasClusters && split > 1) {
     const int64_t partial = OutputTileOfBlock() * split + blockIdx.y;
     StoreSums(scaled_acc, rows_left, a.partials + partial * (min(a.rows, kTileRows) * kTileColumns),
@@ -235,7 +245,7 @@ KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments) {
     case DType::kF16:
       return ForLayout<kWeight, DType::kF16, kLaunch>(mn_major, row_fragments);
     case DType::kE4M3:
-      if constexpr (IsFloat8(kWeight) && kLaunch != Launch::kGroups) {
+      if constexpr (IsFloat8(kWeight) && kLaunch < Launch::kGroups) {
         return ForLayout<kWeight, DType::kE4M3, kLaunch>(mn_major, row_fragments);
       }
       return nullptr;

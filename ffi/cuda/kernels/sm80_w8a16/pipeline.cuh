@@ -9,8 +9,11 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_PIPELINE_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_PIPELINE_CUH_
 
+#include <type_traits>
+
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
+#include "cuda/kernels/sm80_w8a16/fine_scales.cuh"
 #include "cuda/kernels/sm80_w8a16/load.cuh"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 
@@ -22,7 +25,9 @@ namespace jaxfp8::cuda::w8a16 {
 //   kRowFragments  rows of the tile in units of 8
 //   kWgmma         whether wgmma reads the activations
 //   kNorm          whether a stage has the gain of a norm
-template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kNorm>
+//   kFine          whether a stage has fine scales
+template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kNorm,
+          bool kFine = false>
 class Pipeline {
  public:
   //   depth_tile  the first tile of K
@@ -34,7 +39,8 @@ class Pipeline {
         policy_(a.schedule.row_tiles == 1 ? ReadOncePolicy() : ReadAgainPolicy()),
         depth_tile_(depth_tile),
         stages_(stages),
-        loader_(a, tile, depth_tile) {
+        loader_(a, tile, depth_tile),
+        scales_(a, tile) {
 #pragma unroll 1
     for (int stage = 0; stage < kStages - 1; ++stage) Fill(stage);
   }
@@ -53,8 +59,11 @@ class Pipeline {
   }
 
  private:
-  static constexpr int kStages = StagesFor(kRowFragments);
-  static constexpr int kStageBytes = StageBytes(kRowFragments, kNorm);
+  static constexpr int kStages = kFine ? kFineStages : StagesFor(kRowFragments);
+  static constexpr int kStageBytes = SharedBytes(kRowFragments, kNorm, kFine) / kStages;
+  struct NoScales {
+    __device__ __forceinline__ NoScales(const Arguments&, const BlockTile&) {}
+  };
 
   // Starts the copies of the next tile of K, if there is one. Commits a group even if it is empty:
   // `Next` counts groups.
@@ -66,6 +75,9 @@ class Pipeline {
       asm volatile("" : "+r"(to));
       loader_.LoadWeights(a_, to, policy_);
       loader_.LoadActivations(a_, to + kWeightBytes);
+      if constexpr (kFine) {
+        scales_.Load(a_, depth_tile_, stages_ + stage * kStageBytes + StageBytes(kRowFragments));
+      }
       loader_.Advance(a_);
       depth_tile_ += a_.schedule.split;
     }
@@ -78,6 +90,7 @@ class Pipeline {
   uint8_t* stages_;
   int stage_ = 0;  // the next to read
   Loader<kActivation, kMnMajor, kRowFragments, kWgmma, kNorm> loader_;
+  std::conditional_t<kFine, FineScaleLoader<kMnMajor>, NoScales> scales_;
 };
 
 }  // namespace jaxfp8::cuda::w8a16

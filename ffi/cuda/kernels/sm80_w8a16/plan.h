@@ -37,7 +37,9 @@ class W8A16Plan final : public Plan {
 
  private:
   Status CountClusters(Capacity& capacity) const;
-  int Shared() const { return SharedBytes(RowFragmentsFor(joint_), fused_.norm); }
+  int Shared() const {
+    return SharedBytes(RowFragmentsFor(joint_), fused_.norm, HasFineScales(joint_));
+  }
   Launch LaunchKind() const;
   // The products whose blocks share a cluster.
   int InCluster() const { return fused_.gate ? 2 : 1; }

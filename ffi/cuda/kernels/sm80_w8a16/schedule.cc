@@ -116,7 +116,8 @@ bool TooLarge(const Problem& problem) {
 bool RunsAlike(const Problem& a, const Problem& b) {
   return a.batch == b.batch && a.rows == b.rows && a.depth == b.depth &&
          a.lhs.dtype == b.lhs.dtype && a.rhs.dtype == b.rhs.dtype &&
-         a.rhs.IsMnMajor() == b.rhs.IsMnMajor() && RowFragmentsFor(a) == RowFragmentsFor(b);
+         a.rhs.IsMnMajor() == b.rhs.IsMnMajor() && RowFragmentsFor(a) == RowFragmentsFor(b) &&
+         HasFineScales(a) == HasFineScales(b);
 }
 
 // Whether the scales of both weights change at the same places along K.
@@ -164,6 +165,18 @@ Status WhyNotTypes(const Problem& problem) {
   return {};
 }
 
+// Why fine scales do not fit the kernel.
+Status WhyNotFine(const Problem& problem) {
+  if (problem.rhs.zero_point) {
+    return "zero points of its 8-bit side may change every multiple of 128 along the contracted "
+           "axis, and these change every " +
+           std::to_string(problem.rhs.tiles.tile_depth);
+  }
+  if (problem.grouping != Grouping::kNone) return "its groups have no scales of 32 or 64";
+  if (IsFloat8(problem.lhs.dtype)) return "beside scales of 32 or 64 its activations have 16 bits";
+  return {};
+}
+
 Status WhyNotTiles(const Problem& problem) {
   if (problem.lhs.zero_point) return "its activations cannot have zero points";
   if (problem.lhs.scale && !problem.lhs.tiles.ConstantAlongDepth()) {
@@ -174,9 +187,10 @@ Status WhyNotTiles(const Problem& problem) {
   }
   const Tiles& tiles = problem.rhs.tiles;
   const bool tiled = problem.rhs.scale || problem.rhs.zero_point;
+  if (HasFineScales(problem)) return WhyNotFine(problem);
   if (tiled && !tiles.ConstantAlongDepth() && tiles.tile_depth % kTileDepth != 0) {
     return "scales and zero points of its 8-bit side may change every multiple of 128 along the "
-           "contracted axis, and these change every " +
+           "contracted axis, scales every 32 or 64, and these change every " +
            std::to_string(tiles.tile_depth);
   }
   return {};
@@ -184,8 +198,13 @@ Status WhyNotTiles(const Problem& problem) {
 
 }  // namespace
 
+bool HasFineScales(const Problem& problem) {
+  const int64_t depth = problem.rhs.tiles.tile_depth;
+  return ScalesVaryAlongDepth(problem) && (depth == kFineDepth || depth == 2 * kFineDepth);
+}
+
 int RowFragmentsFor(const Problem& problem) {
-  const int most = ScalesVaryAlongDepth(problem) ? 4 : 8;
+  const int most = ScalesVaryAlongDepth(problem) && !HasFineScales(problem) ? 4 : 8;
   auto rows = static_cast<double>(problem.rows);
   if (GroupsRows(problem) && problem.batch > 0) {
     rows = std::min(rows, kRowsOverMean * rows / static_cast<double>(problem.batch));
@@ -282,7 +301,7 @@ Status WhyNotForm(const Problem& problem) {
 
 Status WhyNotProblem(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) return NeedsCapability(80, device);
-  const int shared = SharedBytes(RowFragmentsFor(problem));
+  const int shared = SharedBytes(RowFragmentsFor(problem), false, HasFineScales(problem));
   if (static_cast<int>(device.shared_bytes) < shared) {
     return "it needs " + std::to_string(shared) +
            " bytes of shared memory per block, and the device has " +
@@ -319,6 +338,9 @@ Status WhyNotFused(std::span<const Problem> problems, const Fused& fused, const 
   for (const Problem& problem : problems) {
     if (!HasPlainEpilogue(problem)) {
       return "products with a gate or a norm have no zero points, amax or 8-bit outputs";
+    }
+    if (HasFineScales(problem)) {
+      return "scales of products with a gate or a norm change every multiple of 128 along K";
     }
   }
   if (fused.norm) JAXFP8_RETURN_IF_ERROR(WhyNotNorm(problems.front()));

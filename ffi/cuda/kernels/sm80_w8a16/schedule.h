@@ -37,8 +37,12 @@ namespace jaxfp8::cuda::w8a16 {
 JAXFP8_HD constexpr bool KeepsScaledAccumulators(int row_fragments) { return row_fragments <= 4; }
 // Blocks on a multiprocessor at a time. This limits the registers of each.
 inline constexpr int kBlocksPerSm = 3;
+// The same with fine scales (`HasFineScales`): two sets of accumulators for the widest tile take
+// more registers, and three stages more shared memory.
+JAXFP8_HD constexpr int FineBlocksPerSm(int row_fragments) { return row_fragments >= 4 ? 2 : 3; }
 // As many stages as shared memory has for those blocks on an H100.
 JAXFP8_HD constexpr int StagesFor(int row_fragments) { return row_fragments <= 4 ? 3 : 2; }
+inline constexpr int kFineStages = 3;
 
 // Whether sm_90a uses wgmma. On an H200 and 14336 x 4096 weights it is 1.22x faster than mma.sync
 // with 64 rows, 1.09x with 32.
@@ -60,7 +64,9 @@ JAXFP8_HD constexpr int StageBytes(int row_fragments, bool norm = false) {
   return kWeightBytes + ActivationBytes(row_fragments) + (norm ? kTileDepth * 4 : 0);
 }
 // Room for the stages. At the end the sums of the tile overwrite them.
-JAXFP8_HD constexpr int SharedBytes(int row_fragments, bool norm = false) {
+//   fine  whether a stage has fine scales
+JAXFP8_HD constexpr int SharedBytes(int row_fragments, bool norm = false, bool fine = false) {
+  if (fine) return kFineStages * (StageBytes(row_fragments) + kFineScaleBytes);
   return StagesFor(row_fragments) * StageBytes(row_fragments, norm);
 }
 
@@ -124,6 +130,9 @@ struct Schedule {
     return {batches, columns - batches * column_tiles, output_tile - columns * row_tiles};
   }
 };
+
+// Whether scales change every 32 or 64 of K, within a tile of it (fine_scales.cuh).
+bool HasFineScales(const Problem& problem);
 
 // The rows of the smallest tile with room for all rows of the problem, or of the largest tile; in
 // units of 8: 1, 2, 4 or 8. With groups it has room for most of them.

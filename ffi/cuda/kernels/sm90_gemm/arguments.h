@@ -35,9 +35,9 @@ struct ZeroPoints {
   int64_t sums_batch = 0;
 };
 
-// What the main loop does with weights beside decoding: nothing; it subtracts zero points; or it
-// also applies scales that change along K.
-enum class RowTerms : uint8_t { kNone, kZeros, kScales };
+// What the main loop does with weights beside decoding: nothing; it subtracts zero points; it also
+// applies scales that change along K; or it multiplies codes by scales that change within a step.
+enum class RowTerms : uint8_t { kNone, kZeros, kScales, kFine };
 
 // 8-bit weights, on the left of 16-bit values.
 struct Weights {
@@ -47,6 +47,7 @@ struct Weights {
   RowTerms terms = RowTerms::kNone;
   // Scales that change along K, and zero points; `blocks.scale` is null where scales do not.
   StepScales blocks;
+  int32_t fine_depth = 0, fine_blocks = 0;  // K of a fine scale, and their number along it
   const int32_t* zero_point = nullptr;
   // The 16-bit values [batches, lines, K].
   const uint16_t* values = nullptr;

@@ -1,5 +1,7 @@
 #include "cuda/kernels/sm90_gemm/operands.h"
 
+#include "cuda/kernels/sm90_gemm/schedule.h"
+
 namespace jaxfp8::cuda::sm90 {
 namespace {
 
@@ -73,6 +75,12 @@ bool HasWeightsOnRight(const Problem& problem) {
 
 Problem WithWeightsOnLeft(const Problem& problem) {
   return HasWeightsOnRight(problem) ? Swapped(problem) : problem;
+}
+
+bool HasFineScales(const Side& weights) {
+  const int64_t depth = weights.tiles.tile_depth;
+  return weights.scale && !weights.tiles.ConstantAlongDepth() &&
+         (depth == kFineDepth || (depth == kMixedDepth && weights.HasExponents()));
 }
 
 bool SumsFirst(const Problem& problem) {

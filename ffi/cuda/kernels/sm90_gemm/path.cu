@@ -237,6 +237,11 @@ class GemmPlan final : public Plan {
     if (lhs.zero_point) w.zero_point = buffers.lhs_zero_point;
     if (lhs.zero_point || lhs.dtype == DType::kU8) w.terms = RowTerms::kZeros;  // uint8 - 128
     if (w.blocks.scale) w.terms = RowTerms::kScales;
+    if (HasFineScales(lhs)) {
+      w.terms = RowTerms::kFine;
+      w.fine_depth = static_cast<int32_t>(lhs.tiles.tile_depth);
+      w.fine_blocks = static_cast<int32_t>((problem_.depth + w.fine_depth - 1) / w.fine_depth);
+    }
     w.values = static_cast<const uint16_t*>(buffers.rhs);
     w.values_batch = operands_.rhs.batches > 1 ? rhs.batch_stride : 0,
     w.values_line = rhs.free_stride;

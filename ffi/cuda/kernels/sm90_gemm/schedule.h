@@ -37,6 +37,8 @@ namespace jaxfp8::cuda::sm90 {
 inline constexpr int kStepDepth = 128;
 // The same where rhs has 16 bits.
 inline constexpr int kMixedDepth = 64;
+// K of the finest scales there: half a step.
+inline constexpr int kFineDepth = 32;
 
 // Rows and columns of an output tile.
 struct TileShape {

@@ -22,6 +22,11 @@ double Size(const Problem& problem, const Side& side, int64_t lines) {
          static_cast<double>(lines) * static_cast<double>(problem.depth + kOperandAlignment);
 }
 
+// Of a batch index, of a side whose scales change along K.
+double Scales(const Side& side, int64_t lines, int64_t depth) {
+  return static_cast<double>(lines) * (static_cast<double>(depth / side.tiles.tile_depth) + 1);
+}
+
 // Tiles of 64 x 32, the smallest.
 double TilesOf(const Problem& problem) {
   const double batch = static_cast<double>(problem.batch);
@@ -74,10 +79,18 @@ Status WhyNotWeights(const Problem& problem) {
     return "scales of its 16-bit side have to be constant along the contracted axis";
   }
   const bool varies = (weights.scale || weights.zero_point) && !weights.tiles.ConstantAlongDepth();
-  if (varies && weights.tiles.tile_depth % kMixedDepth != 0) {
+  const bool fine = HasFineScales(weights);
+  if (fine && Scales(weights, problem.rows, problem.depth) > static_cast<double>(kMaxSize)) {
+    return "it counts scales in 32 bits, and there are more";
+  }
+  if (fine && (weights.zero_point || weights.dtype == DType::kU8)) {
+    return "with scales that change every " + std::to_string(weights.tiles.tile_depth) +
+           " values its weights are int8 or FP8, without zero points";
+  }
+  if (varies && !fine && weights.tiles.tile_depth % kMixedDepth != 0) {
     return "scales or zero points of its weights change every " +
            std::to_string(weights.tiles.tile_depth) +
-           " values along the contracted axis, but it needs a multiple of " +
+           " values along the contracted axis, but it needs 32 or a multiple of " +
            std::to_string(kMixedDepth);
   }
   if (varies && weights.scale && wide.dtype == DType::kF16) {

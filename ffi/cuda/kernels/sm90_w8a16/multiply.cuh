@@ -70,17 +70,18 @@ struct WeightsLoop {
   uint64_t first_rhs;
   Ring<L::kStages>& ring;
   float (&acc)[L::kWgmmas][kColumns / 2];
-  const WeightRows<L, kWeight, kWide, kTerms>& rows;
+  WeightRows<L, kWeight, kWide, kTerms>& rows;
   RowFlags<L> flags = {};
   uint32_t fragments[3][L::kWgmmas][4];
 
   // Waits for the ring's stage and decodes its first fragment.
   __device__ __forceinline__ void Begin(int place) {
     Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
+    if constexpr (kTerms == RowTerms::kFine) rows.Step();
     FragmentCodes<L> first;
     const uint32_t from = places.first + ring.stage * L::kLhsBytes;
     first.Load(from, from + places.second);
-    DecodeFragment<L, kWeight, kWide, kTerms>(first, rows, fragments[place], flags);
+    DecodeFragment<L, kWeight, kWide, kTerms>(first, 0, rows, fragments[place], flags);
   }
 
   // Multiplies kSteps stages, of which the first has begun, and begins the next one, if any.
@@ -124,7 +125,8 @@ struct WeightsLoop {
         }
         if (i == 1 && step > 0) Release(empty[step - 1], blocks);
         if (i < kFragments - 1) {
-          DecodeFragment<L, kWeight, kWide, kTerms>(codes[i + 1], rows, fragments[next], flags);
+          DecodeFragment<L, kWeight, kWide, kTerms>(codes[i + 1], (i + 1) / kFineFragments, rows,
+                                                    fragments[next], flags);
         } else if (step < kSteps - 1 || more) {
           Begin(next);
         }
@@ -197,20 +199,58 @@ __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& 
   }
 }
 
+// The sums of a part of a tile, with fine scales.
+template <typename L, DType kWeight, DType kWide, int kColumns>
+__device__ __forceinline__ void MultiplyFine(const Arguments& a, const Part& part,
+                                             const TileBounds& tile,
+                                             float (&acc)[L::kWgmmas][kColumns / 2],
+                                             uint32_t shared, uint32_t blocks,
+                                             Ring<L::kStages>& ring) {
+  constexpr RowTerms kTerms = RowTerms::kFine;
+  const Weights& weights = a.weights;
+  WeightRows<L, kWeight, kWide, kTerms> rows(weights, tile.batch, tile.column, part.first);
+  Clear(acc);
+  WeightsLoop<L, kWeight, kWide, kTerms> loop{shared,
+                                              blocks,
+                                              BlockTurns(weights, 0),
+                                              CodePlaces::Of<L>(shared, weights.mn_major),
+                                              SwizzledMatrixDescriptor(shared + L::kRhsAt),
+                                              ring,
+                                              acc,
+                                              rows};
+  loop.Begin(0);
+  int32_t left = part.end - part.first;
+#pragma unroll 1
+  for (; left > 1; left -= 2) loop.template Multiply<2>(left > 2, left == 2);
+  if (left > 0) loop.template Multiply<1>(false, true);
+#pragma unroll
+  for (int w = 0; w < L::kWgmmas; ++w) PinAccumulators(acc[w]);
+  if constexpr (Decoder<kWeight, kWide>::kFlagsNaN) {
+    MakeRowsNaN<L, kColumns>(acc, loop.flags, weights.mn_major);
+  }
+}
+
 // The same with the terms that the weights have.
 template <typename L, DType kWeight, DType kWide, int kColumns, typename... Rest>
-__device__ __forceinline__ void MultiplyTerms(const Arguments& a, Rest&&... rest) {
+__device__ __forceinline__ void MultiplyTerms(const Arguments& a, const Part& part,
+                                              const TileBounds& tile, uint32_t kept,
+                                              Rest&&... rest) {
   if constexpr (kWide == DType::kBF16) {
+    if (a.weights.terms == RowTerms::kFine) {
+      return MultiplyFine<L, kWeight, kWide, kColumns>(a, part, tile, rest...);
+    }
     if (a.weights.terms == RowTerms::kScales) {
-      return MultiplyWeights<L, kWeight, kWide, RowTerms::kScales, kColumns>(a, rest...);
+      return MultiplyWeights<L, kWeight, kWide, RowTerms::kScales, kColumns>(a, part, tile, kept,
+                                                                             rest...);
     }
   }
   if constexpr (kWeight == DType::kS8) {
     if (a.weights.terms == RowTerms::kZeros) {
-      return MultiplyWeights<L, kWeight, kWide, RowTerms::kZeros, kColumns>(a, rest...);
+      return MultiplyWeights<L, kWeight, kWide, RowTerms::kZeros, kColumns>(a, part, tile, kept,
+                                                                            rest...);
     }
   }
-  MultiplyWeights<L, kWeight, kWide, RowTerms::kNone, kColumns>(a, rest...);
+  MultiplyWeights<L, kWeight, kWide, RowTerms::kNone, kColumns>(a, part, tile, kept, rest...);
 }
 
 // A wave's sums times the scales of rows and columns.

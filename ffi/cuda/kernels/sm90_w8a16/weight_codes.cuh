@@ -21,6 +21,8 @@ namespace jaxfp8::cuda::sm90 {
 
 // K of a wgmma of 16-bit operands, and how many a stage has.
 inline constexpr int kFragmentDepth = 16, kFragments = kMixedDepth / kFragmentDepth;
+// Those of a fine scale.
+inline constexpr int kFineFragments = kFineDepth / kFragmentDepth;
 
 // Where a thread finds its codes in a stage of the ring: two rows of each wave, at depths 2t, 2t +
 // 1, 2t + 8, 2t + 9 of each fragment, where t = thread % 4. Half a word is
@@ -89,13 +91,20 @@ __device__ __forceinline__ uint32_t DecodePair(uint32_t picked, uint32_t sign_fl
   return kTerms == RowTerms::kScales ? FusedPair<kWide>(pair, power, 0x80008000u) : pair;
 }
 
+// A pair times a scale, rounded once to bfloat16. Subnormals are kept.
+__device__ __forceinline__ uint32_t ScaledPair(uint32_t pair, float scale) {
+  const float low = FloatFromBits(pair << 16), high = FloatFromBits(pair & 0xffff0000u);
+  return EncodeFloat16Pair<DType::kBF16>(low * scale, high * scale);
+}
+
 // Bits that tell whether a row of a wave has had a NaN, as the codes lie in `FragmentCodes`.
 template <typename L>
 using RowFlags = uint32_t[L::kWgmmas][2];
 
 // The A operands of a wgmma of each wave.
+//   block  of fine scales in the step
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms>
-__device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
+__device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes, int block,
                                                const WeightRows<L, kWeight, kWide, kTerms>& rows,
                                                uint32_t (&fragment)[L::kWgmmas][4],
                                                RowFlags<L>& flags) {
@@ -107,8 +116,14 @@ __device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
       const uint32_t picked =
           PickBytes(codes.words[w][0], codes.words[w][1], rows.weights.picks[i]);
       const int row = 2 * w + i % 2;
-      fragment[w][i] = DecodePair<kWeight, kWide, kTerms>(picked, rows.sign_flip, rows.addend[row],
-                                                          rows.power[row]);
+      if constexpr (kTerms == RowTerms::kFine) {
+        const uint32_t pair =
+            DecodePair<kWeight, kWide, RowTerms::kNone>(picked, rows.sign_flip, 0, 0);
+        fragment[w][i] = ScaledPair(pair, rows.scale[block][row]);
+      } else {
+        fragment[w][i] = DecodePair<kWeight, kWide, kTerms>(picked, rows.sign_flip,
+                                                            rows.addend[row], rows.power[row]);
+      }
       PinRegister(fragment[w][i]);
     }
     if constexpr (D::kFlagsNaN) {

@@ -147,6 +147,69 @@ struct WeightRows {
   }
 };
 
+// Scales of the rows that change every 32 of K, or 64 as exponents: codes are multiplied by them.
+//
+//   K:  | step: 32 | 32 | step: 32 | 32 | ...
+//   fragments = round(codes * scale)      powers of two are exact; else one rounding to bfloat16
+//
+// So nothing is scaled between the products. Those of a step are fetched during the one before.
+template <typename L, DType kWeight, DType kWide>
+struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
+  using D = Decoder<kWeight, kWide>;
+  static constexpr int kRows = 2 * L::kWgmmas, kBlocks = kMixedDepth / kFineDepth;
+
+  const Weights& weights;
+  uint32_t sign_flip = D::SignFlip(kWeight);
+  int32_t blocks;        // along K
+  int32_t block;         // the next one to fetch
+  const uint8_t* first;  // of the batch index
+  int32_t at[kRows];     // of the rows' first scales, counted from it
+  float scale[kBlocks][kRows];
+  uint32_t fetched[kBlocks][kRows];
+
+  //   step  the first one
+  __device__ __forceinline__ WeightRows(const Weights& w, int32_t batch, int32_t first_row,
+                                        int32_t step)
+      : weights(w),
+        blocks(w.fine_blocks),
+        block(step * kMixedDepth / w.fine_depth),
+        first(static_cast<const uint8_t*>(static_cast<const void*>(w.blocks.scale)) +
+              batch * w.blocks.batch_stride * BytesOf(w.blocks.form)) {
+    const ThreadRows<L> of_thread(w.mn_major);
+    const StepScales& b = w.blocks;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int32_t line = min(first_row + of_thread.At(i), b.last_line);
+      at[i] = b.tile_lines.Quotient(line) * static_cast<int32_t>(b.line_stride);
+    }
+    Fetch();
+  }
+
+  // Fetches the scales of a step. Those beyond K count as the last: codes are 0 there.
+  __device__ __forceinline__ void Fetch() {
+    const StepScales& b = weights.blocks;
+    const int32_t apart = weights.fine_depth == kFineDepth ? 1 : 0;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      const int32_t along =
+          min(block + j * apart, blocks - 1) * static_cast<int32_t>(b.step_stride);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) fetched[j][i] = LoadScale(first, b.form, at[i] + along);
+    }
+    block += 1 + apart;
+  }
+
+  // Goes on to the step that was fetched.
+  __device__ __forceinline__ void Step() {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) scale[j][i] = ScaleOf(weights.blocks.form, fetched[j][i]);
+    }
+    Fetch();
+  }
+};
+
 // Multiplies the rows of a thread.
 template <int kWgmmas, int kCount>
 __device__ __forceinline__ void ScaleRows(float (&acc)[kWgmmas][kCount],
