@@ -1,7 +1,6 @@
 // The XLA FFI handlers of the CUDA library.
 
-#ifndef JAXFP8_CUDA_BIND_H_
-#define JAXFP8_CUDA_BIND_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -24,5 +23,3 @@ inline auto BindAll() {
 // be captured into CUDA graphs.
 #define JAXFP8_CUDA_HANDLER(name, Call) \
   JAXFP8_HANDLER(name, Call, jaxfp8::cuda::BindAll(), {xla::ffi::Traits::kCmdBufferCompatible})
-
-#endif  // JAXFP8_CUDA_BIND_H_

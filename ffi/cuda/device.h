@@ -1,7 +1,6 @@
 // What routing knows about a GPU. A plain value, so that tests can make one up.
 
-#ifndef JAXFP8_CUDA_DEVICE_H_
-#define JAXFP8_CUDA_DEVICE_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -35,5 +34,3 @@ inline Status NeedsCapability(int needed, const Device& device) {
 Status CurrentDevice(Device& device);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_DEVICE_H_

@@ -1,7 +1,6 @@
 // What this process makes once and keeps, each under the bytes of all that it depends on.
 
-#ifndef JAXFP8_CUDA_KEPT_H_
-#define JAXFP8_CUDA_KEPT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -68,5 +67,3 @@ class Kept {
 };
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KEPT_H_

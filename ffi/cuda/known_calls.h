@@ -6,8 +6,7 @@
 //
 // Only the handlers of scaled dots include this file.
 
-#ifndef JAXFP8_CUDA_KNOWN_CALLS_H_
-#define JAXFP8_CUDA_KNOWN_CALLS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -89,5 +88,3 @@ Status FindCall(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KNOWN_CALLS_H_

@@ -22,8 +22,7 @@
 //   7. README.md (what runs where), docs/hardware.md, docs/custom_call.md (names of kernels),
 //      CHANGELOG.md.
 
-#ifndef JAXFP8_CUDA_PATH_H_
-#define JAXFP8_CUDA_PATH_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -81,5 +80,3 @@ inline Status CudaError(cudaError_t status, const char* what) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_PATH_H_

@@ -3,8 +3,7 @@
 // They are not kept in an FFI state. Its type would have to be registered by a protocol that
 // changes between releases of JAX, and serialised programs and C callers have no state.
 
-#ifndef JAXFP8_CUDA_PLANS_H_
-#define JAXFP8_CUDA_PLANS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -59,5 +58,3 @@ Status RunPlan(const Planned& planned, const jaxfp8::Buffers& buffers, void* wor
                size_t workspace_bytes, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_PLANS_H_

@@ -17,8 +17,7 @@
 //
 // A Problem holds no pointers: a plan is made from it once and run with the buffers of each call.
 
-#ifndef JAXFP8_CUDA_PROBLEM_H_
-#define JAXFP8_CUDA_PROBLEM_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -150,5 +149,3 @@ Problem Swapped(const Problem& problem);
 Buffers Swapped(const Buffers& buffers);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_PROBLEM_H_

@@ -1,7 +1,6 @@
 // Which path computes a problem on a device, and why the others cannot. Pure: needs no GPU.
 
-#ifndef JAXFP8_CUDA_ROUTE_H_
-#define JAXFP8_CUDA_ROUTE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -82,5 +81,3 @@ size_t WorkspaceFor(const Problem& problem, std::string_view kernel, int compute
 Device SmallestDevice(int compute_capability, int cublaslt_version);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_ROUTE_H_

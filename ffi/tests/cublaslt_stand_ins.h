@@ -2,8 +2,7 @@
 // so that plans run without a GPU. Defines these functions, so only one file of a program may
 // include it.
 
-#ifndef JAXFP8_TESTS_CUBLASLT_STAND_INS_H_
-#define JAXFP8_TESTS_CUBLASLT_STAND_INS_H_
+#pragma once
 
 #include <algorithm>
 #include <bit>
@@ -300,5 +299,3 @@ Status Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_TESTS_CUBLASLT_STAND_INS_H_

@@ -1,7 +1,6 @@
 // Claims of a C++ test program: each that fails is printed and counted.
 
-#ifndef JAXFP8_TESTS_EXPECT_H_
-#define JAXFP8_TESTS_EXPECT_H_
+#pragma once
 
 #include <cstdio>
 #include <string>
@@ -22,5 +21,3 @@ inline int Report(const char* program) {
 }
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_EXPECT_H_

@@ -1,7 +1,6 @@
 // The main loop of the fuzzers of the C interfaces, and what a call may answer.
 
-#ifndef JAXFP8_TESTS_FUZZ_H_
-#define JAXFP8_TESTS_FUZZ_H_
+#pragma once
 
 #include <cstdint>
 #include <cstdlib>
@@ -49,5 +48,3 @@ int RunFuzz(const FuzzOptions& options, int64_t quantizers) {
 }
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_FUZZ_H_

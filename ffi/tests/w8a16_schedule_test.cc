@@ -254,7 +254,9 @@ void CheckRefusals() {
   Problem p = Some(1, 1, 256, 512);
   Expect(WhyNotProblem(p, device).ok(), "a plain problem is taken");
   p.rhs.scale = true, p.rhs.tiles = {1, 64, 0, 8, 1};
-  Expect(!WhyNotProblem(p, device).ok(), "tiles of 64 along the depth are refused");
+  Expect(WhyNotProblem(p, device).ok(), "tiles of 64 along the depth are taken");
+  p.rhs.tiles = {1, 96, 0, 6, 1};
+  Expect(!WhyNotProblem(p, device).ok(), "tiles of 96 along the depth are refused");
   p.rhs.tiles = {128, 128, 0, 4, 1};
   Expect(WhyNotProblem(p, device).ok(), "tiles of 128 x 128 are taken");
   p.rhs.tiles = {1, 512, 0, 1, 0};

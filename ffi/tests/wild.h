@@ -1,8 +1,7 @@
 // Specs of the C interface for fuzzing: valid ones in which a few fields are changed to anything
 // that the C structures can hold.
 
-#ifndef JAXFP8_TESTS_WILD_H_
-#define JAXFP8_TESTS_WILD_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -186,5 +185,3 @@ class Wilder {
 };
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_WILD_H_

@@ -1,7 +1,6 @@
 // Arrays for any accepted spec, and buffers for messages.
 
-#ifndef JAXFP8_TESTS_WILD_DATA_H_
-#define JAXFP8_TESTS_WILD_DATA_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -176,5 +175,3 @@ class Message {
 };
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_WILD_DATA_H_

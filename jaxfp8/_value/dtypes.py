@@ -60,6 +60,8 @@ def as_bytes(x: jax.Array) -> jax.Array:
 def bits_as(x: jax.Array | np.ndarray, dtype: DTypeLike) -> jax.Array:
     """The bits of an array as another dtype of the same width, such as bytes as FP8."""
     return jnp.asarray(x) if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+
+
 def of_exponents(codes: jax.Array) -> jax.Array:
     """The float32 powers of two of bytes of float8_e8m0fnu: 2^(byte - 127), and NaN for 255.
 

@@ -113,7 +113,10 @@ FAST = {
 }
 
 
-@pytest.mark.parametrize("case", FAST)
+_DECODED = pytest.param("MX, decoded", marks=pytest.mark.cuda_library)
+
+
+@pytest.mark.parametrize("case", [_DECODED, *list(FAST)[1:]])
 def test_a_product_of_another_path_is_a_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, (fun, args) = FAST[case]
     with_path(monkeypatch, path)
@@ -179,3 +182,47 @@ def test_the_library_says_which_path_it_is(case: Case, capability: int, captured
     fun, args = case
     target = jaxfp8.Target("cuda", capability)
     assert bool(jaxfp8.explain(fun, target=target)(*args).matched) == captured
+
+
+HOPPER = jaxfp8.Target("cuda", 90)
+
+
+@pytest.mark.parametrize(
+    ("made", "left"),
+    [
+        (weight(8, group=128, n=256), True),
+        (weight(8, group=128, n=1024), False),
+        (zero_points(8, k=512), True),
+        (zero_points(8), False),
+    ],
+    ids=["groups, small", "groups, large", "zero points, small", "zero points, large"],
+)
+def test_a_small_product_is_no_call_on_hopper(
+    made: Case, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_path(monkeypatch, "sm80_w8a16")
+    fun, args = made
+    assert len(jaxfp8.explain(fun, target=GPU)(*args).matched) == 1
+    report = jaxfp8.explain(fun, target=HOPPER)(*args)
+    assert len(report.missed) == left
+    assert all("a call of its own" in site.reason for site in report.missed)
+
+
+@pytest.mark.parametrize(("rows", "left"), [(64, False), (65, True)])
+def test_many_rows_in_float32_are_left_to_tf32(rows: int, left: bool) -> None:
+    def fun(x: Any, w: Any, scale: Any) -> Any:
+        return x @ (w.astype(F32) * scale).T
+
+    args = array((rows, 384), F32), array((1536, 384), E4M3), array((1536, 1), F32)
+    report = jaxfp8.explain(fun, target=HOPPER)(*args)
+    assert len(report.missed) == left
+    assert all("TF32" in site.reason for site in report.missed)
+
+
+@pytest.mark.parametrize(("rows", "left"), [(512, False), (513, True)])
+def test_many_rows_beside_fine_scales_are_decoded_first(
+    rows: int, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_path(monkeypatch, "sm90_gemm")
+    fun, args = weight(rows, group=128)
+    assert len(jaxfp8.explain(fun, target=HOPPER)(*args).missed) == left

@@ -1,7 +1,6 @@
 // cuBLASLt, opened at run time. We do not link it: our library must load without it.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_API_H_
-#define JAXFP8_CUDA_CUBLASLT_API_H_
+#pragma once
 
 #include <cublasLt.h>
 
@@ -52,5 +51,3 @@ Status CublasLtHandle(int ordinal, cublasLtHandle_t& handle);
 Status CublasLtError(cublasStatus_t status, const char* what);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_API_H_

@@ -1,7 +1,6 @@
 // The attempts of cuBLASLt at a problem, and their order. Pure.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_
-#define JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -44,5 +43,3 @@ bool LibraryCanQuantize(const Problem& problem);
 bool IsBareIntegerSum(const Problem& problem);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_

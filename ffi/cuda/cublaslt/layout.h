@@ -9,8 +9,7 @@
 // The library is column-major: its A is our rhs (m = columns), its B our lhs (n = rows), and its
 // column-major D (m x n) is our row-major output.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_LAYOUT_H_
-#define JAXFP8_CUDA_CUBLASLT_LAYOUT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -77,5 +76,3 @@ int64_t ScalePitch(int64_t lines);
 int64_t SquareScalePitch(int64_t depth);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_LAYOUT_H_

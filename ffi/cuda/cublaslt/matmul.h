@@ -1,8 +1,7 @@
 // One cuBLASLt call. Sizes, types and scale modes are fixed when it is planned, pointers are given
 // when it runs. Column-major, as the library is.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_MATMUL_H_
-#define JAXFP8_CUDA_CUBLASLT_MATMUL_H_
+#pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -84,5 +83,3 @@ class Matmul {
 };
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_MATMUL_H_

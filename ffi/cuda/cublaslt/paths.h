@@ -1,7 +1,6 @@
 // The cuBLASLt paths. Each is a row of the table in cuda/route.cc.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_PATHS_H_
-#define JAXFP8_CUDA_CUBLASLT_PATHS_H_
+#pragma once
 
 #include "cuda/path.h"
 
@@ -19,5 +18,3 @@ extern const Path kCublasLtWide;
 bool LibraryMayTake(const Problem& problem);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_PATHS_H_

@@ -1,7 +1,6 @@
 // The pieces of a product, multiplied by cuBLASLt one after the other. Pure.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_PIECES_H_
-#define JAXFP8_CUDA_CUBLASLT_PIECES_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -51,5 +50,3 @@ inline PieceSizes SizesOf(const Piece& piece) {
 std::vector<PieceSizes> DifferentSizes(const Problem& problem, const Layout& layout);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_PIECES_H_

@@ -4,8 +4,7 @@
 // the algorithm. Lines of other versions and devices are ignored. Several processes may append to
 // one file.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_PLAN_FILE_H_
-#define JAXFP8_CUDA_CUBLASLT_PLAN_FILE_H_
+#pragma once
 
 #include <cublasLt.h>
 
@@ -29,5 +28,3 @@ std::string WriteAlgorithm(const cublasLtMatmulAlgo_t& algorithm);
 bool ReadAlgorithm(const std::string& text, cublasLtMatmulAlgo_t& algorithm);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_PLAN_FILE_H_

@@ -1,7 +1,6 @@
 // A plan for a cuBLASLt product with our epilogue.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_PRODUCT_H_
-#define JAXFP8_CUDA_CUBLASLT_PRODUCT_H_
+#pragma once
 
 #include <memory>
 
@@ -16,5 +15,3 @@ Status PlanProduct(const Problem& problem, const Device& device, const ProductTy
                    size_t workspace, std::unique_ptr<Plan>& plan);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_PRODUCT_H_

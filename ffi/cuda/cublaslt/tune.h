@@ -1,7 +1,6 @@
 // Times several algorithms for one product and picks the fastest.
 
-#ifndef JAXFP8_CUDA_CUBLASLT_TUNE_H_
-#define JAXFP8_CUDA_CUBLASLT_TUNE_H_
+#pragma once
 
 #include <cublasLt.h>
 
@@ -27,5 +26,3 @@ int Fastest(const MatmulShape& shape, size_t workspace_bytes,
             const std::vector<cublasLtMatmulAlgo_t>& algorithms, const RunAlgorithm& run);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_CUBLASLT_TUNE_H_

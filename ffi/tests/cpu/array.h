@@ -1,7 +1,6 @@
 // A dense row-major array of one element type, which owns exactly its bytes.
 
-#ifndef JAXFP8_TESTS_CPU_ARRAY_H_
-#define JAXFP8_TESTS_CPU_ARRAY_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -58,5 +57,3 @@ double ValueOf(const Array& array, int64_t i);
 bool SameValues(const Array& a, const Array& b);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_ARRAY_H_

@@ -1,7 +1,6 @@
 // How far from the reference a result may lie.
 
-#ifndef JAXFP8_TESTS_CPU_BOUND_H_
-#define JAXFP8_TESTS_CPU_BOUND_H_
+#pragma once
 
 #include <string>
 
@@ -20,5 +19,3 @@ std::string WhyNotExact(const Exact& exact, const Results& results);
 std::string WhyBeyondError(const Exact& exact, const Results& results);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_BOUND_H_

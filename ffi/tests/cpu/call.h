@@ -1,7 +1,6 @@
 // A case computed by a kernel of the library.
 
-#ifndef JAXFP8_TESTS_CPU_CALL_H_
-#define JAXFP8_TESTS_CPU_CALL_H_
+#pragma once
 
 #include <string>
 
@@ -19,5 +18,3 @@ int Call(const Case& from, const Operands& operands, const Results& results, con
 std::string RouteOf(const Case& from);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_CALL_H_

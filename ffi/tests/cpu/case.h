@@ -1,7 +1,6 @@
 // A scaled dot by its types, shapes and axes.
 
-#ifndef JAXFP8_TESTS_CPU_CASE_H_
-#define JAXFP8_TESTS_CPU_CASE_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -35,5 +34,3 @@ struct Case {
 };
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_CASE_H_

@@ -1,7 +1,6 @@
 // Cases to compute: products of two matrices by their sizes, and problems of any form.
 
-#ifndef JAXFP8_TESTS_CPU_DRAW_H_
-#define JAXFP8_TESTS_CPU_DRAW_H_
+#pragma once
 
 #include <utility>
 #include <vector>
@@ -44,5 +43,3 @@ void DrawEpilogue(Case& to, Random& random);
 Case DrawCase(Random& random);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_DRAW_H_

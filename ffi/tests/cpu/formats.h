@@ -1,8 +1,7 @@
 // The element types by their definitions: what a code is worth, and which value of a type is
 // nearest to a number.
 
-#ifndef JAXFP8_TESTS_CPU_FORMATS_H_
-#define JAXFP8_TESTS_CPU_FORMATS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -23,5 +22,3 @@ double RoundedTo(DType dtype, double value);
 double HalfUlp(DType dtype, double y);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_FORMATS_H_

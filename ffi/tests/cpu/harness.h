@@ -4,8 +4,7 @@
 // names the claim, the kernel and the case. Random numbers depend on the claim and the case alone,
 // so one case runs by itself as it does among all.
 
-#ifndef JAXFP8_TESTS_CPU_HARNESS_H_
-#define JAXFP8_TESTS_CPU_HARNESS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -102,5 +101,3 @@ struct Claim {
   static void name(::jaxfp8::tests::Harness& harness)
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_HARNESS_H_

@@ -5,8 +5,7 @@
 // intrinsics themselves: the kernels are compiled as they are. software_test.cc compares each with
 // the instruction where the machine has it.
 
-#ifndef JAXFP8_TESTS_CPU_IN_SOFTWARE_H_
-#define JAXFP8_TESTS_CPU_IN_SOFTWARE_H_
+#pragma once
 
 #include <immintrin.h>
 
@@ -20,5 +19,3 @@
 #include "tests/cpu/software/integers.h"
 #include "tests/cpu/software/memory.h"
 #include "tests/cpu/software/tiles.h"
-
-#endif  // JAXFP8_TESTS_CPU_IN_SOFTWARE_H_

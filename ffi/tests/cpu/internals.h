@@ -1,7 +1,6 @@
 // What checks need of the library beyond its C interface, all of it in one place.
 
-#ifndef JAXFP8_TESTS_CPU_INTERNALS_H_
-#define JAXFP8_TESTS_CPU_INTERNALS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -38,5 +37,3 @@ Plan PlanOf(const char* kernel, const char* left, const char* right, int64_t bat
             const Sizes& sizes, int64_t threads, bool along = false, int64_t scaled = 0);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_INTERNALS_H_

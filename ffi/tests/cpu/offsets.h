@@ -1,7 +1,6 @@
 // Where the elements of dense row-major arrays lie.
 
-#ifndef JAXFP8_TESTS_CPU_OFFSETS_H_
-#define JAXFP8_TESTS_CPU_OFFSETS_H_
+#pragma once
 
 #include <cstdint>
 #include <numeric>
@@ -47,5 +46,3 @@ inline std::vector<int64_t> Along(const Shape& shape, const Shape& axes, const S
 }
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_OFFSETS_H_

@@ -1,7 +1,6 @@
 // What a case is computed from, and where results go.
 
-#ifndef JAXFP8_TESTS_CPU_OPERANDS_H_
-#define JAXFP8_TESTS_CPU_OPERANDS_H_
+#pragma once
 
 #include <random>
 
@@ -44,5 +43,3 @@ Array As(DType dtype, const Array& from);
 Results SoiledResults(const Case& from);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_OPERANDS_H_

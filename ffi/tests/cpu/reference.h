@@ -1,7 +1,6 @@
 // The scaled dot in float64 by its definition.
 
-#ifndef JAXFP8_TESTS_CPU_REFERENCE_H_
-#define JAXFP8_TESTS_CPU_REFERENCE_H_
+#pragma once
 
 #include <vector>
 
@@ -18,5 +17,3 @@ struct Exact {
 Exact Compute(const Case& from, const Operands& operands);
 
 }  // namespace jaxfp8::tests
-
-#endif  // JAXFP8_TESTS_CPU_REFERENCE_H_

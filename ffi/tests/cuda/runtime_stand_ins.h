@@ -1,8 +1,7 @@
 // Stand-ins for a GPU: the parts of the CUDA runtime that plans call, the paths whose kernels need
 // nvcc, and cuBLASLt. Defines these functions, so only one file of a program may include it.
 
-#ifndef JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_
-#define JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -221,5 +220,3 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 }  // extern "C"
-
-#endif  // JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_

@@ -23,7 +23,7 @@ from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 # The path of values and 8-bit weights. The values have 16 bits, or few rows of e4m3 beside FP8.
 WEIGHT_ONLY = "sm80_w8a16"
 # The first path on the oldest GPU is the first on every GPU, or reads weights as it does.
-_OLDEST_GPU = 80
+_OLDEST_GPU, _HOPPER = 80, 90
 # The assumed version of cuBLASLt for routes on a machine without a GPU.
 CUBLASLT = 130000
 
@@ -51,9 +51,14 @@ def weights_of(form: ScaledDotSpec, kernel: str = "") -> str | None:
 
 
 def reads_exponents(form: ScaledDotSpec, kernel: str = "") -> bool:
-    """Whether the path of a canonical product takes the exponents of its scales as bytes."""
-    paths = _paths(ffi.library_or_none("cuda"), form)
-    return any(not why for name, why in paths.items() if kernel in ("", name))
+    """Whether the path of a canonical product takes the exponents of its scales as bytes.
+
+    On the oldest GPU, or, if a path is asked for, on one that has it.
+    """
+    library = ffi.library_or_none("cuda")
+    gpus = (_OLDEST_GPU, _HOPPER) if kernel else (_OLDEST_GPU,)
+    paths = [item for gpu in gpus for item in _paths(library, form, gpu).items()]
+    return any(not why for name, why in paths if kernel in ("", name))
 
 
 def rows_beside(weights: str, form: ScaledDotSpec) -> int:
@@ -75,10 +80,12 @@ def workspace_bytes(
 
 
 @functools.lru_cache(maxsize=4096)
-def _paths(library: ctypes.CDLL | None, form: ScaledDotSpec) -> dict[str, str]:
+def _paths(
+    library: ctypes.CDLL | None, form: ScaledDotSpec, compute_capability: int = _OLDEST_GPU
+) -> dict[str, str]:
     if library is None:
         return {}
-    paths = ffi.cuda_paths(form, _OLDEST_GPU, CUBLASLT)
+    paths = ffi.cuda_paths(form, compute_capability, CUBLASLT)
     return {} if isinstance(paths, str) else paths
 
 

@@ -23,7 +23,7 @@ from jaxfp8._value.spec import ScaledDotSpec
 # How reports name these products, beside the paths of the library.
 NAME = "xla"
 
-_MEASURED_ON = 90
+MEASURED_ON = 90
 # Stored values of the 8-bit side, where the other side is in floats. XLA was faster with one row
 # (1024 x 4096 in 3.9 µs and not 6.7) and with 4096; with 4096 x 4096 values it was level.
 _MOST_WEIGHTS = 8 << 20
@@ -44,7 +44,7 @@ def takes(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> b
       kernel: the path of the library that was asked for; "" for the best.
       compute_capability: 10 * major + minor of the device; None where it is not known.
     """
-    if kernel != "" or compute_capability != _MEASURED_ON or multiplied_in(spec) is None:
+    if kernel != "" or compute_capability != MEASURED_ON or multiplied_in(spec) is None:
         return False
     if spec.lhs.batch:
         return False  # attention over a cache took as long either way

@@ -1,7 +1,6 @@
 // Asynchronous copies from global to shared memory (cp.async, sm_80 and later).
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -76,5 +75,3 @@ __device__ __forceinline__ void WaitForCopies() {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_

@@ -1,8 +1,7 @@
 // Thread block clusters (sm_90 and later): blocks running at a time, with access to each other's
 // shared memory. A kernel launched without a cluster is a cluster of one block.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -67,5 +66,3 @@ __device__ __forceinline__ float4 LoadFromRank(uint32_t address, int rank) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_

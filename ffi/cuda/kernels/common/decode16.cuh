@@ -20,8 +20,7 @@
 //
 // Everything runs on the host too: a test checks all codes there.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -220,5 +219,3 @@ struct Decoder {
 };
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_

@@ -1,7 +1,6 @@
 // Division by a number known before the launch, as a multiplication and a shift.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_DIVISOR_H_
-#define JAXFP8_CUDA_KERNELS_COMMON_DIVISOR_H_
+#pragma once
 
 #include <cstdint>
 
@@ -31,5 +30,3 @@ struct Divisor {
 };
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_DIVISOR_H_

@@ -4,8 +4,7 @@
 // Host and device give the same bits, except for the sign of NaN: the host tests of
 // ffi/common/{decode,encode}.h hold for both.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_ELEMENT_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_ELEMENT_CUH_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -183,5 +182,3 @@ Result Visit(Value value, Result otherwise, F&& f) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_ELEMENT_CUH_

@@ -1,7 +1,6 @@
 // Grid dimensions from 64-bit counts.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_GRID_H_
-#define JAXFP8_CUDA_KERNELS_COMMON_GRID_H_
+#pragma once
 
 #include <cstdint>
 
@@ -13,5 +12,3 @@ inline unsigned GridSize(int64_t blocks) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_GRID_H_

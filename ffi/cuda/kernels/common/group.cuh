@@ -1,7 +1,6 @@
 // Sums and maxima over the threads of a row.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_GROUP_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_GROUP_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -36,5 +35,3 @@ __device__ __forceinline__ float SumOfGroup(float value, int group, float* share
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_GROUP_CUH_

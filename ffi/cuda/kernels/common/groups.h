@@ -6,8 +6,7 @@
 //
 // Sizes are known on the device alone. Rows of a rest are zeros in the output.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_GROUPS_H_
-#define JAXFP8_CUDA_KERNELS_COMMON_GROUPS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -69,5 +68,3 @@ inline int64_t MostUnits(const Groups& g) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_GROUPS_H_

@@ -1,7 +1,6 @@
 // The tensor core instruction of a warp (mma.sync, sm_80 and later).
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_MMA_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_MMA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -37,5 +36,3 @@ __device__ __forceinline__ void Mma(float (&acc)[4], const uint32_t (&a)[4], uin
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_MMA_CUH_

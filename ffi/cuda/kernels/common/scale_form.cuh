@@ -1,7 +1,6 @@
 // The stored forms of scales: a kernel loads a scale as bits, and makes a float of it at its use.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -50,5 +49,3 @@ __device__ __forceinline__ float ScaleOf(ScaleForm form, uint32_t stored) {
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_

@@ -1,8 +1,7 @@
 // The index of a value's scale and zero point. It avoids the 64-bit divisions of `Tiles::At`: each
 // takes a hundred instructions.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -32,5 +31,3 @@ __device__ __forceinline__ int64_t TileAt(const Tiles& t, int64_t b, int64_t f, 
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_

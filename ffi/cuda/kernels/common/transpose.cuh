@@ -8,8 +8,7 @@
 // line to line. Writers differ in the number of neighbouring lines of a thread: each writer has its
 // own rotation.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_TRANSPOSE_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_TRANSPOSE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -54,5 +53,3 @@ JAXFP8_HD void Transpose4x4Bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_TRANSPOSE_CUH_

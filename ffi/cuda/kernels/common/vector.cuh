@@ -1,7 +1,6 @@
 // Loads and stores short runs of elements with the widest aligned accesses.
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -119,5 +118,3 @@ __device__ __forceinline__ void StoreRun(Element* to, int64_t count, int alignme
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_

@@ -1,7 +1,6 @@
 // The tensor core instruction of four warps (wgmma, sm_90a only).
 
-#ifndef JAXFP8_CUDA_KERNELS_COMMON_WGMMA_CUH_
-#define JAXFP8_CUDA_KERNELS_COMMON_WGMMA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -120,5 +119,3 @@ __device__ __forceinline__ void Wgmma(float (&acc)[kRowFragments][4], const uint
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_COMMON_WGMMA_CUH_

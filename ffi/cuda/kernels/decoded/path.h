@@ -7,8 +7,7 @@
 // Decoding is exact: 8-bit values fit bfloat16, and exponents (float8_e8m0fnu) are folded into
 // them. A scale that is constant along K stays with the product.
 
-#ifndef JAXFP8_CUDA_KERNELS_DECODED_PATH_H_
-#define JAXFP8_CUDA_KERNELS_DECODED_PATH_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -38,5 +37,3 @@ const Path* PathOf(const Problem& product, const Device& device);
 
 }  // namespace decoded
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_DECODED_PATH_H_

@@ -5,8 +5,7 @@
 //   y            in place of x; raises the amax
 //   codes        for each scale: from registers, and transposed through shared memory
 
-#ifndef JAXFP8_CUDA_KERNELS_ENCODE_KERNEL_CUH_
-#define JAXFP8_CUDA_KERNELS_ENCODE_KERNEL_CUH_
+#pragma once
 
 #include "cuda/kernels/encode/problem.h"
 #include "cuda/kernels/produce/produce.cuh"
@@ -170,5 +169,3 @@ __global__ void __launch_bounds__(kEncodeThreads, 2)
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_ENCODE_KERNEL_CUH_

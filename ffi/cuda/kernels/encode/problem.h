@@ -5,8 +5,7 @@
 //   transposed   = the same codes as [columns, rows]
 //   amax         = max |y|, where infinities and NaN do not count
 
-#ifndef JAXFP8_CUDA_KERNELS_ENCODE_PROBLEM_H_
-#define JAXFP8_CUDA_KERNELS_ENCODE_PROBLEM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -41,5 +40,3 @@ Status LaunchEncode(const EncodeProblem& problem, const EncodeBuffers& buffers,
                     cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_ENCODE_PROBLEM_H_

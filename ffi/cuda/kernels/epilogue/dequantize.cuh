@@ -1,8 +1,7 @@
 // Scales and zero points in the epilogue: the arguments of its kernels, and the parameters of a row
 // and of four columns.
 
-#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_DEQUANTIZE_CUH_
-#define JAXFP8_CUDA_KERNELS_EPILOGUE_DEQUANTIZE_CUH_
+#pragma once
 
 #include "cuda/kernels/common/tile_index.cuh"
 #include "cuda/kernels/epilogue/elementwise.cuh"
@@ -114,5 +113,3 @@ __device__ __forceinline__ float ToFloat(int64_t total) {
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_DEQUANTIZE_CUH_

@@ -4,8 +4,7 @@
 //
 // x is the dequantized sum, in float32 registers: four consecutive columns of a row a thread.
 
-#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_
-#define JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_
+#pragma once
 
 #include "common/activation_f32.h"
 #include "cuda/kernels/common/element.cuh"
@@ -212,5 +211,3 @@ __device__ __forceinline__ void UpdateMatrixAmax(const Elementwise& ew, int64_t 
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_

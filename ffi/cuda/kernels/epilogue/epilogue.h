@@ -4,8 +4,7 @@
 //   y = activation(x * lhs_scale * rhs_scale + residual + bias)  float32
 //   amax = max |y|;  out = cast(y / out_scale)                   one rounding
 
-#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_EPILOGUE_H_
-#define JAXFP8_CUDA_KERNELS_EPILOGUE_EPILOGUE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -56,5 +55,3 @@ Status ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t st
 Status LaunchReciprocal(const float* x, float* inverse, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_EPILOGUE_H_

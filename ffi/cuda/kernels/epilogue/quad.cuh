@@ -1,7 +1,6 @@
 // The whole epilogue of four consecutive columns of a row, for any layout of the output.
 
-#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_QUAD_CUH_
-#define JAXFP8_CUDA_KERNELS_EPILOGUE_QUAD_CUH_
+#pragma once
 
 #include "cuda/kernels/epilogue/dequantize.cuh"
 
@@ -50,5 +49,3 @@ __device__ __forceinline__ uint32_t DequantizeAndStore(const Epilogue& e, const 
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_QUAD_CUH_

@@ -5,8 +5,7 @@
 //     row 1   y[1][0..3]          (4 columns a load)        the first use
 //     ...                  -----> out, amax
 
-#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_ROW_BATCH_CUH_
-#define JAXFP8_CUDA_KERNELS_EPILOGUE_ROW_BATCH_CUH_
+#pragma once
 
 #include "cuda/kernels/epilogue/elementwise.cuh"
 
@@ -207,5 +206,3 @@ __device__ __forceinline__ uint32_t ApplyToBatch(const Elementwise& ew, const Ro
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_ROW_BATCH_CUH_

@@ -11,8 +11,7 @@
 // There is one code path from load to load without branches: the loads of a batch are in flight
 // together. Threads outside the slab read inside it and write nothing.
 
-#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_VECTORIZED_CUH_
-#define JAXFP8_CUDA_KERNELS_EPILOGUE_VECTORIZED_CUH_
+#pragma once
 
 #include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/epilogue/row_batch.cuh"
@@ -180,5 +179,3 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_VECTORIZED_CUH_

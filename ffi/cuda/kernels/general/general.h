@@ -1,7 +1,6 @@
 // Path "general": every canonical problem, in one kernel without tensor cores.
 
-#ifndef JAXFP8_CUDA_KERNELS_GENERAL_GENERAL_H_
-#define JAXFP8_CUDA_KERNELS_GENERAL_GENERAL_H_
+#pragma once
 
 #include <memory>
 
@@ -24,5 +23,3 @@ Status PlanGeneral(const Problem& problem, const Device& device, size_t workspac
 Status LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_GENERAL_GENERAL_H_

@@ -5,8 +5,7 @@
 //   registers                        decoded, - zero_point, * scale if it varies along K
 //   shared [32 K][64 lines + 4]      padded rows, zeros past the end
 
-#ifndef JAXFP8_CUDA_KERNELS_GENERAL_OPERAND_CUH_
-#define JAXFP8_CUDA_KERNELS_GENERAL_OPERAND_CUH_
+#pragma once
 
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
@@ -142,5 +141,3 @@ __device__ __forceinline__ float ScaleAfter(const Operand& o, int64_t b, int64_t
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_GENERAL_OPERAND_CUH_

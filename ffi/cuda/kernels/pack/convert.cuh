@@ -4,8 +4,7 @@
 //   Converter        copy (and flip signs), or decode and encode
 //   out, registers   16 bytes; zeros past the line's end
 
-#ifndef JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
-#define JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
+#pragma once
 
 #include "cuda/kernels/common/divisor.h"
 #include "cuda/kernels/common/element.cuh"
@@ -81,5 +80,3 @@ struct Converter {
 };
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_

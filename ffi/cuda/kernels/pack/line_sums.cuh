@@ -5,8 +5,7 @@
 //   SumLinesMnMajor       a lane sums 16 lines, a warp 512 lines x 32 K, a block 8 warps along K
 //                         and the grid the rest of K; shared memory, then integer atomics
 
-#ifndef JAXFP8_CUDA_KERNELS_PACK_LINE_SUMS_CUH_
-#define JAXFP8_CUDA_KERNELS_PACK_LINE_SUMS_CUH_
+#pragma once
 
 #include "cuda/kernels/common/vector.cuh"
 
@@ -141,5 +140,3 @@ static __global__ void __launch_bounds__(kSumThreads) SumLinesMnMajor(const Line
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PACK_LINE_SUMS_CUH_

@@ -5,8 +5,7 @@
 // lines [first, first + count) of `batches` consecutive batch indices. Sources are the side's own
 // arrays, destinations are workspace; nothing is allocated.
 
-#ifndef JAXFP8_CUDA_KERNELS_PACK_PACK_H_
-#define JAXFP8_CUDA_KERNELS_PACK_PACK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -72,5 +71,3 @@ Status LaunchScales(const ScaleRequest& request, const float* scale, float* to,
                     cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PACK_PACK_H_

@@ -3,8 +3,7 @@
 //   source [lines, K]   -- a thread: kChunksPerThread runs, all loads first -->  registers
 //   registers           -- Converter, 16 bytes a chunk                      -->  matrix [lines, K]
 
-#ifndef JAXFP8_CUDA_KERNELS_PACK_PACK_ROWS_CUH_
-#define JAXFP8_CUDA_KERNELS_PACK_PACK_ROWS_CUH_
+#pragma once
 
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/pack/convert.cuh"
@@ -46,5 +45,3 @@ __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) 
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PACK_PACK_ROWS_CUH_

@@ -10,8 +10,7 @@
 // `PackTransposed` takes 8-bit sources, 128 x 128 codes a block. `PackTransposedWide` takes wider
 // sources, 64 x 64 floats a block, one element per access and lane.
 
-#ifndef JAXFP8_CUDA_KERNELS_PACK_PACK_TRANSPOSED_CUH_
-#define JAXFP8_CUDA_KERNELS_PACK_PACK_TRANSPOSED_CUH_
+#pragma once
 
 #include "cuda/kernels/common/transpose.cuh"
 #include "cuda/kernels/common/vector.cuh"
@@ -106,5 +105,3 @@ __global__ void __launch_bounds__(kPackThreads) PackTransposedWide(const PackArg
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PACK_PACK_TRANSPOSED_CUH_

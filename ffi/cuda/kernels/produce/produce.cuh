@@ -1,7 +1,6 @@
 // Makes a chunk of a row, 16 bytes of 16-bit floats, in the registers that hold it.
 
-#ifndef JAXFP8_CUDA_KERNELS_PRODUCE_PRODUCE_CUH_
-#define JAXFP8_CUDA_KERNELS_PRODUCE_PRODUCE_CUH_
+#pragma once
 
 #include "common/activation_f32.h"
 #include "cuda/kernels/produce/production.h"
@@ -146,5 +145,3 @@ __device__ __forceinline__ void ActivateChunk(const Production& p, const uint32_
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PRODUCE_PRODUCE_CUH_

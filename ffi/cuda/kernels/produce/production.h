@@ -1,7 +1,6 @@
 // What makes the rows that a kernel quantises or encodes: a norm, or an activation and a factor.
 
-#ifndef JAXFP8_CUDA_KERNELS_PRODUCE_PRODUCTION_H_
-#define JAXFP8_CUDA_KERNELS_PRODUCE_PRODUCTION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -36,5 +35,3 @@ struct ProductionBuffers {
 };
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_PRODUCE_PRODUCTION_H_

@@ -3,8 +3,7 @@
 //
 //   x, a segment   | block 0: kAmaxChunks x 256 x 16 bytes | block 1 | ...   --> atomicMax
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_AMAX_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_AMAX_CUH_
+#pragma once
 
 #include "cuda/kernels/quantize/chunk.cuh"
 
@@ -36,5 +35,3 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_AMAX_CUH_

@@ -1,8 +1,7 @@
 // What the quantising kernels do with a chunk, 16 bytes of x: load it, find the largest magnitude,
 // divide by the scale, encode, and store the codes. And their arguments.
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_CHUNK_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_CHUNK_CUH_
+#pragma once
 
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/group.cuh"
@@ -162,5 +161,3 @@ __device__ __forceinline__ void StoreCodes(uint8_t* to, int64_t count, bool alig
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_CHUNK_CUH_

@@ -7,8 +7,7 @@
 // division is correctly rounded. NaN stays NaN in FP8, though it may lose its sign, and becomes 0
 // in int8. Infinities saturate.
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_QUANTIZE_H_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_QUANTIZE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -45,5 +44,3 @@ Status LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buf
                       cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_QUANTIZE_H_

@@ -1,8 +1,7 @@
 // A fast, correctly rounded division by a scale, for codes with the same bits on every platform.
 // Shared by the kernels and the host tests.
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_QUOTIENT_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_QUOTIENT_CUH_
+#pragma once
 
 #include <cfloat>
 #include <cmath>
@@ -72,5 +71,3 @@ JAXFP8_HD float QuotientInRange(float x, Divisor d) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_QUOTIENT_CUH_

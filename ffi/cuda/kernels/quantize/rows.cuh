@@ -5,8 +5,7 @@
 //   shared memory       the maximum across warps
 //   codes, scale, amax  from the same registers; x is read once
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_CUH_
+#pragma once
 
 #include "cuda/kernels/quantize/chunk.cuh"
 
@@ -59,5 +58,3 @@ __global__ void __launch_bounds__(1024) QuantizeRows(const QuantizeArguments q, 
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_CUH_

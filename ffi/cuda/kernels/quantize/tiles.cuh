@@ -8,8 +8,7 @@
 //   transposed   the same codes through shared memory (common/transpose.cuh), stored as
 //                [columns, rows]
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_TILES_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_TILES_CUH_
+#pragma once
 
 #include "cuda/kernels/common/transpose.cuh"
 #include "cuda/kernels/quantize/chunk.cuh"
@@ -222,5 +221,3 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_TILES_CUH_

@@ -6,8 +6,7 @@
 //   gain, shift         from the L1 cache, where every row of an SM finds them
 //   codes, scale        from the same registers
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_KERNEL_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_KERNEL_CUH_
+#pragma once
 
 #include "cuda/kernels/quantize_rows/producers.cuh"
 
@@ -91,5 +90,3 @@ __global__ void __launch_bounds__(1024)
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_KERNEL_CUH_

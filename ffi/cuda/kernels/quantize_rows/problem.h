@@ -8,8 +8,7 @@
 // A row of zeros has the scale `of_zeros`, one with NaN the scale `of_nan`. A scale of 0 divides:
 // 0 / 0 is NaN in FP8, and 0 in int8.
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PROBLEM_H_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PROBLEM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -40,5 +39,3 @@ Status RowsWhyNot(const RowsProblem& problem);
 Status LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PROBLEM_H_

@@ -1,7 +1,6 @@
 // What makes a row that one group of threads holds in registers.
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PRODUCERS_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PRODUCERS_CUH_
+#pragma once
 
 #include "cuda/kernels/quantize_rows/problem.h"
 #include "cuda/kernels/quantize_rows/row.cuh"
@@ -75,5 +74,3 @@ __device__ __forceinline__ void ApplyElementwise(const RowsProblem& p, const Row
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PRODUCERS_CUH_

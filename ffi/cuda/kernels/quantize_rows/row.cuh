@@ -1,7 +1,6 @@
 // A thread's part of a row of 16-bit floats.
 
-#ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_ROW_CUH_
-#define JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_ROW_CUH_
+#pragma once
 
 #include "cuda/kernels/produce/produce.cuh"
 
@@ -31,5 +30,3 @@ __device__ __forceinline__ void LoadRow(const void* x, RowPart<kChunks>& row) {
 }
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_ROW_CUH_

@@ -9,8 +9,7 @@
 //
 // Lines of int8 are copied to that form.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_ACTIVATIONS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_IMMA_ACTIVATIONS_CUH_
+#pragma once
 
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/quantize/quotient.cuh"
@@ -128,5 +127,3 @@ __global__ void __launch_bounds__(kThreads) RoundRows(const __grid_constant__ Ro
 }
 
 }  // namespace jaxfp8::cuda::imma
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_IMMA_ACTIVATIONS_CUH_

@@ -1,7 +1,6 @@
 // The arguments of the kernel of `sm80_imma`, and its instances.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_ARGUMENTS_H_
-#define JAXFP8_CUDA_KERNELS_SM80_IMMA_ARGUMENTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -33,5 +32,3 @@ KernelFunction E4M3Kernel(bool mn_major, int row_tiles);
 KernelFunction E5M2Kernel(bool mn_major, int row_tiles);
 
 }  // namespace jaxfp8::cuda::imma
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_IMMA_ARGUMENTS_H_

@@ -24,8 +24,7 @@
 // K is permuted alike on both sides: lane 4g + t holds K = 16t to 16t + 15 of a block. Words 2s and
 // 2s + 1 of it are the fragments of step s.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_KERNEL_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_IMMA_KERNEL_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/cluster.cuh"
@@ -377,5 +376,3 @@ KernelFunction KernelFor(bool mn_major, int row_tiles) {
 }
 
 }  // namespace jaxfp8::cuda::imma
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_IMMA_KERNEL_CUH_

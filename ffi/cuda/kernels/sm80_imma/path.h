@@ -1,7 +1,6 @@
 // Path "sm80_imma": up to 32 rows of int8 or 16 bits times FP8 weights, computed in int8.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_
-#define JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_
+#pragma once
 
 #include "cuda/path.h"
 
@@ -15,5 +14,3 @@ namespace jaxfp8::cuda {
 extern const Path kSm80Imma;
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_

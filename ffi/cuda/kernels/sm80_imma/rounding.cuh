@@ -14,8 +14,7 @@
 // NaN becomes 0. An infinity saturates: 127, or -128. Runs on the host too: a test checks every
 // code beside every amax.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_ROUNDING_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_IMMA_ROUNDING_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -118,5 +117,3 @@ JAXFP8_HD uint32_t LargestCodes(uint32_t codes, uint32_t largest) {
 }
 
 }  // namespace jaxfp8::cuda::imma
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_IMMA_ROUNDING_CUH_

@@ -1,7 +1,6 @@
 // The problems of `sm80_imma`, the grid of a launch, and its scratch memory. Pure: needs no GPU.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_SCHEDULE_H_
-#define JAXFP8_CUDA_KERNELS_SM80_IMMA_SCHEDULE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -59,5 +58,3 @@ struct Scratch {
 Scratch ScratchOf(const Problem& problem);
 
 }  // namespace jaxfp8::cuda::imma
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_IMMA_SCHEDULE_H_

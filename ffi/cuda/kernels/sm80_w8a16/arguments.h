@@ -1,7 +1,6 @@
 // The arguments of the kernels of `sm80_w8a16`, and the instances of the main one.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -117,5 +116,3 @@ KernelFunction E5M2GroupsKernel(DType activation, bool mn_major, int row_fragmen
 KernelFunction S8GroupsKernel(DType activation, bool mn_major, int row_fragments);
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_

@@ -7,8 +7,7 @@
 // Two axes need no division. Blocks of the first outer index read no argument, and weights without
 // jumps have no other blocks.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_BATCH_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_BATCH_CUH_
+#pragma once
 
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 
@@ -106,5 +105,3 @@ __device__ __forceinline__ int64_t PastScales(const Arguments& a) {
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_BATCH_CUH_

@@ -9,8 +9,7 @@
 //
 // Runs beyond the last block are zeros: no product may be multiplied by what was in memory.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_FINE_SCALES_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_FINE_SCALES_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
@@ -119,5 +118,3 @@ class FineScaleLoader {
 };
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_FINE_SCALES_CUH_

@@ -8,8 +8,7 @@
 // and activations lie as wgmma needs them, whose steps are 16 neighbours of K. `mma.sync` reads the
 // same activations by words.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_FINE_STAGE_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_FINE_STAGE_CUH_
+#pragma once
 
 #include "cuda/kernels/common/mma.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
@@ -160,5 +159,3 @@ __device__ __forceinline__ void AccumulateFine(const Arguments& a, const BlockTi
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_FINE_STAGE_CUH_

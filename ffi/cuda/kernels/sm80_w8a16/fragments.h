@@ -13,8 +13,7 @@
 //
 // The code also runs on the host: a test multiplies a tile with it.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_FRAGMENTS_H_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_FRAGMENTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -176,5 +175,3 @@ JAXFP8_HD void NaNFragments(const Codes& codes, uint32_t (&fragments)[2][4]) {
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_FRAGMENTS_H_

@@ -13,8 +13,7 @@
 // any order if both operands use the same one. With the order above a lane has 16 consecutive
 // depths in four steps, and both operands are loaded by vectors.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -92,5 +91,3 @@ JAXFP8_HD constexpr uint32_t PickDepths(int pair) { return pair == 0 ? 0x9180u :
 JAXFP8_HD constexpr uint32_t PickColumn(uint32_t column) { return 0xc480u + 0x1111u * column; }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_

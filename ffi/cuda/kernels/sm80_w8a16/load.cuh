@@ -8,8 +8,7 @@
 // Depths past K are filled with zeros, because they would reach every accumulator. Columns and rows
 // past the end are not copied: their accumulators are never stored.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_LOAD_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_LOAD_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/element.cuh"
@@ -233,5 +232,3 @@ class Loader {
 };
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_LOAD_CUH_

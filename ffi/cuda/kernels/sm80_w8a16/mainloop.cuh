@@ -29,8 +29,7 @@
 //
 // Devices without clusters add the blocks' sums in a second kernel.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_MAINLOOP_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_MAINLOOP_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/cluster.cuh"
@@ -262,5 +261,3 @@ KernelFunction DenseKernelFor(DType activation, bool mn_major, int row_fragments
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_MAINLOOP_CUH_

@@ -7,8 +7,7 @@
 //      +------------ mma.m16n8k16, 8 steps a stage --+
 //                    acc += A * B                    a warp has 32 columns and all rows
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_MMA_STAGE_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_MMA_STAGE_CUH_
+#pragma once
 
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/mma.cuh"
@@ -145,5 +144,3 @@ __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t*
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_MMA_STAGE_CUH_

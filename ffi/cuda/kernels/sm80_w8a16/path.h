@@ -1,7 +1,6 @@
 // Path "sm80_w8a16": bfloat16 or float16 activations times 8-bit weights, read as they are stored.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_PATH_H_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_PATH_H_
+#pragma once
 
 #include "cuda/path.h"
 
@@ -15,5 +14,3 @@ namespace jaxfp8::cuda {
 extern const Path kSm80W8A16;
 
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_PATH_H_

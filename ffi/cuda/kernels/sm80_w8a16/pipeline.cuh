@@ -6,8 +6,7 @@
 //
 // All threads of the block copy and all multiply.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_PIPELINE_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_PIPELINE_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -94,5 +93,3 @@ class Pipeline {
 };
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_PIPELINE_CUH_

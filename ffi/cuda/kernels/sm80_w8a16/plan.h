@@ -1,7 +1,6 @@
 // The plan of `sm80_w8a16`: one product, or several of one input in one launch.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_PLAN_H_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_PLAN_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -65,5 +64,3 @@ Status PlanJoint(std::span<const Problem> problems, const Fused& fused, const De
                  std::unique_ptr<W8A16Plan>& plan);
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_PLAN_H_

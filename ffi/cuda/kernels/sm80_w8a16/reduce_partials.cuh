@@ -1,8 +1,7 @@
 // The second kernel of `sm80_w8a16` on devices without clusters, for a split K. It adds the sums of
 // all ranks of a tile from the workspace, and applies the epilogue (split_k.cuh).
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_REDUCE_PARTIALS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_REDUCE_PARTIALS_CUH_
+#pragma once
 
 #include "cuda/kernels/sm80_w8a16/split_k.cuh"
 
@@ -36,5 +35,3 @@ __global__ void __launch_bounds__(kReduceThreads)
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_REDUCE_PARTIALS_CUH_

@@ -6,8 +6,7 @@
 //   acc += products of every tile                  tensor cores
 //                             scaled_acc += acc * scale; acc = 0
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_
+#pragma once
 
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
@@ -86,5 +85,3 @@ __device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, Sc
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_

@@ -15,8 +15,7 @@
 // ranks store partial tiles in the workspace and a second kernel adds them (reduce_partials.cuh). A
 // tile with one block needs neither.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -199,5 +198,3 @@ Problem WithWeightsOnRight(const Problem& problem);
 Status WhyNotEither(const Problem& problem, const Device& device);
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_

@@ -10,8 +10,7 @@
 // The ranks of a cluster share the quads of their tile. They load the epilogue's operands while
 // they wait for each other.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SPLIT_K_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_SPLIT_K_CUH_
+#pragma once
 
 #include "cuda/kernels/common/cluster.cuh"
 #include "cuda/kernels/common/decode16.cuh"
@@ -320,5 +319,3 @@ __device__ __forceinline__ void StoreGatedTile(const Parts& parts, const BlockTi
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_SPLIT_K_CUH_

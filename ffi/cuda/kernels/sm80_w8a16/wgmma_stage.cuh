@@ -6,8 +6,7 @@
 //      +---- wgmma.m64nNk16, N = 8 * kRowFragments ----+
 //            acc += A * B, asynchronously: the next two steps are decoded meanwhile
 //
-#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_
-#define JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
@@ -83,5 +82,3 @@ __device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uin
 }
 
 }  // namespace jaxfp8::cuda::w8a16
-
-#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_

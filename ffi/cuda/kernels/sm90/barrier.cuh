@@ -1,8 +1,7 @@
 // Barriers in shared memory (mbarrier), and copies of tiles by the tensor memory accelerator (TMA).
 // Everything here needs sm_90.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_BARRIER_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_BARRIER_CUH_
+#pragma once
 
 #include <cuda.h>
 
@@ -138,5 +137,3 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_BARRIER_CUH_

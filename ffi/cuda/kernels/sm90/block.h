@@ -1,7 +1,6 @@
 // Sizes that the Hopper kernels share: warpgroups, wgmma tiles, staging, shared memory.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_BLOCK_H_
-#define JAXFP8_CUDA_KERNELS_SM90_BLOCK_H_
+#pragma once
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -25,5 +24,3 @@ inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_BLOCK_H_

@@ -4,8 +4,7 @@
 //   producer   waits for empty   -> announces bytes, copies (TMA) -> full completes by itself
 //   consumers  wait for full     -> multiply                      -> arrive at empty
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_RING_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_RING_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90/barrier.cuh"
 #include "cuda/kernels/sm90/block.h"
@@ -66,5 +65,3 @@ __device__ __forceinline__ void DrainRing(Ring<kStages> ring, uint32_t empty) {
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_RING_CUH_

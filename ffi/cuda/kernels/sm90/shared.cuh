@@ -1,7 +1,6 @@
 // Loads and stores of shared memory by its 32-bit address.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_SHARED_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_SHARED_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -54,5 +53,3 @@ __device__ __forceinline__ void StoreShared4(uint32_t to, int32_t a, int32_t b, 
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_SHARED_CUH_

@@ -4,8 +4,7 @@
 //   lane: 2 columns of rows   --->   [16][128 bytes]   --->     lane: 16 bytes of a row, eight
 //   r, r + 8 in every eight          padded                     lanes its 128 bytes
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_STAGED_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_STAGED_CUH_
+#pragma once
 
 #include "cuda/kernels/epilogue/quad.cuh"
 #include "cuda/kernels/epilogue/row_batch.cuh"
@@ -120,5 +119,3 @@ __device__ __forceinline__ uint32_t StoreStagedRows(const Epilogue& e, const War
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_STAGED_CUH_

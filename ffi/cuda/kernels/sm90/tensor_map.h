@@ -1,7 +1,6 @@
 // Tensor maps: how the tensor memory accelerator (TMA) finds an operand in memory.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_TENSOR_MAP_H_
-#define JAXFP8_CUDA_KERNELS_SM90_TENSOR_MAP_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -29,5 +28,3 @@ Status MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int6
                  int64_t batch_pitch, CUtensorMap& map);
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_TENSOR_MAP_H_

@@ -2,8 +2,7 @@
 // in shared memory; FP8 is summed in float32, int8 and uint8 in int32. Of two 16-bit ones lhs is in
 // registers.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_WGMMA_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_WGMMA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -155,5 +154,3 @@ __device__ __forceinline__ void WgmmaFromRegisters(float (&acc)[kColumns / 2],
 #undef JAXFP8_TEXT_0
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_WGMMA_CUH_

@@ -1,7 +1,6 @@
 // The arguments of the kernel of `sm90_gemm`, and its instances.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_ARGUMENTS_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_ARGUMENTS_H_
+#pragma once
 
 #include <cuda.h>
 
@@ -92,5 +91,3 @@ Kernel E5M2WeightsKernel(DType wide, TileShape tile);
 Kernel S8WeightsKernel(DType wide, TileShape tile);
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_ARGUMENTS_H_

@@ -1,7 +1,6 @@
 // Where the tiles of a block lie, with groups and without.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90/shared.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
@@ -82,5 +81,3 @@ __device__ __forceinline__ void RecallTile(uint32_t from, TileBounds& b, GroupCu
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_

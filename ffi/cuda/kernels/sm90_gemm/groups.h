@@ -19,8 +19,7 @@
 //                                        step of a group may have values of other groups, which
 //                                        are masked (mask.cuh).
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -97,5 +96,3 @@ struct GroupCursor {
 };
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_

@@ -1,7 +1,6 @@
 // The kernels of a pair of types, by tile shape.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_
+#pragma once
 
 #include <iterator>
 #include <utility>
@@ -36,5 +35,3 @@ Kernel SumKernelFor(TileShape tile) {
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_

@@ -18,8 +18,7 @@
 // Loading runs ahead through the ring, across the end of a tile, so the next tile's first stages
 // arrive during the epilogue. A warpgroup that is done with its half goes on to its next tile.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90_gemm/mask.cuh"
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
@@ -125,5 +124,3 @@ Kernel KernelOf() {
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_

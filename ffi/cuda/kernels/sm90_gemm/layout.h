@@ -1,7 +1,6 @@
 // The shape of a CTA of `sm90_gemm`: its threads, and what lies where in its shared memory.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_LAYOUT_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_LAYOUT_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -87,5 +86,3 @@ struct BlockLayout {
 };
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_LAYOUT_H_

@@ -13,8 +13,7 @@
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/tile_index.cuh"
@@ -196,5 +195,3 @@ __device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<false> part
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_

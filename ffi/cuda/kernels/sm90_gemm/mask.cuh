@@ -5,8 +5,7 @@
 //
 //   line of a stage   | o o o x x x x x x o |    x: of the group    o: of others, set to zero
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MASK_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_MASK_CUH_
+#pragma once
 
 #include "cuda/kernels/common/wgmma.cuh"
 #include "cuda/kernels/sm90_gemm/load.cuh"
@@ -72,5 +71,3 @@ __device__ void MaskTiles(const Arguments& a, uint32_t shared, Parts<false> part
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_MASK_CUH_

@@ -9,8 +9,7 @@
 // While one warpgroup scales and adds up, the other one's wgmma keeps the tensor cores busy. No
 // barrier makes them take turns: with one, products were slower.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90/wgmma.cuh"
 #include "cuda/kernels/sm90_gemm/load.cuh"
@@ -140,5 +139,3 @@ __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWgmmas][kColum
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_

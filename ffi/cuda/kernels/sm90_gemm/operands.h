@@ -1,7 +1,6 @@
 // How `sm90_gemm` reads its operands: in place, or as copies in the workspace. Pure.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_OPERANDS_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_OPERANDS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -58,5 +57,3 @@ bool SumsFirst(const Problem& problem);
 Status WhyNotWorkspace(const Operands& operands, size_t workspace);
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_OPERANDS_H_

@@ -3,8 +3,7 @@
 // as lines of K, times 8-bit weights in either order, with scales and zero points constant along
 // it. Beside bfloat16 they may change every 64 of K, or a multiple.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
+#pragma once
 
 #include "common/status.h"
 #include "cuda/path.h"
@@ -25,5 +24,3 @@ Status WhyNotSizes(const Problem& problem);
 
 }  // namespace sm90
 }  // namespace jaxfp8::cuda
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_

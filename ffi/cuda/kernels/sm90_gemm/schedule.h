@@ -19,8 +19,7 @@
 // A pair is a cluster of two blocks with neighbouring tiles. The operand that both need is loaded
 // once: half by each block, for both.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SCHEDULE_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_SCHEDULE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -165,5 +164,3 @@ double CyclesOf(const Problem& problem, const Configuration& configuration,
                 int32_t multiprocessors);
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_SCHEDULE_H_

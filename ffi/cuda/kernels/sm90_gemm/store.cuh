@@ -12,8 +12,7 @@
 //   else       32 float32 sums are staged. A lane finishes four columns of four rows at once
 //              (row_batch.cuh), or, where those are no aligned fours, of one row (quad.cuh)
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_
+#pragma once
 
 #include <utility>
 
@@ -199,5 +198,3 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const CUtensorMap*
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_

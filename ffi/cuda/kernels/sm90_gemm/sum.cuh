@@ -12,8 +12,7 @@
 //   acc - y * c - z * (r - K * y)
 // It is computed modulo 2^32, which is exact up to kMaxCorrectedDepth.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SUM_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_SUM_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -153,5 +152,3 @@ __device__ __forceinline__ void SumThenScale(const Arguments& a,
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_SUM_CUH_

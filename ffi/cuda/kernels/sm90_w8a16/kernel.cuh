@@ -22,8 +22,7 @@
 // CTAs may share a tile, each with some of its steps (shared_units.cuh). The host side is that of
 // `sm90_gemm`: its schedule, arguments and plan.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_KERNEL_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_KERNEL_CUH_
+#pragma once
 
 #include <iterator>
 #include <utility>
@@ -136,5 +135,3 @@ Kernel WeightsKernelFor(DType wide, TileShape tile) {
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_KERNEL_CUH_

@@ -1,7 +1,6 @@
 // The shape of a CTA of the W8A16 kernel: its threads, and what lies where in its shared memory.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_LAYOUT_H_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_LAYOUT_H_
+#pragma once
 
 #include <algorithm>
 
@@ -51,5 +50,3 @@ struct WeightsLayout {
 };
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_LAYOUT_H_

@@ -9,8 +9,7 @@
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_LOAD_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_LOAD_CUH_
+#pragma once
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
@@ -107,5 +106,3 @@ __device__ void LoadLineScales(const Arguments& a, uint32_t shared, Parts<true> 
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_LOAD_CUH_

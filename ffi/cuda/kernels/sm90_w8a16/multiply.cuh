@@ -8,8 +8,7 @@
 //
 // While wgmma works on two fragments the next one is decoded (weight_codes.cuh).
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_MULTIPLY_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_MULTIPLY_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90/wgmma.cuh"
 #include "cuda/kernels/sm90_w8a16/load.cuh"
@@ -304,5 +303,3 @@ __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_MULTIPLY_CUH_

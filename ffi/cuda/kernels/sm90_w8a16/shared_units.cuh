@@ -9,8 +9,7 @@
 // for smaller numbers alone, which start no later. Sums are added in one order, so the bits are the
 // same in every run.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_SHARED_UNITS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_SHARED_UNITS_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90/barrier.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
@@ -85,5 +84,3 @@ __device__ __forceinline__ bool ShareSums(const Arguments& a, const Part& part,
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_SHARED_UNITS_CUH_

@@ -7,8 +7,7 @@
 //   64 rows x 64 columns   directly  [64 columns][64 rows, 16 bits]     all of it (TMA)
 //   64 rows x 32 columns   else      [32 columns][64 rows, float32]     a warp: 16 x 32 (store.cuh)
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_STORE_TRANSPOSED_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_STORE_TRANSPOSED_CUH_
+#pragma once
 
 #include "cuda/kernels/sm90/staged.cuh"
 #include "cuda/kernels/sm90_w8a16/shared_units.cuh"
@@ -185,5 +184,3 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_STORE_TRANSPOSED_CUH_

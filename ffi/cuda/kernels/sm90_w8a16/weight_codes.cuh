@@ -8,8 +8,7 @@
 // A code of NaN makes its whole row NaN, wherever in K it is, so rows with one are remembered and
 // made NaN in the end.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_CODES_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_CODES_CUH_
+#pragma once
 
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
@@ -152,5 +151,3 @@ __device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWgmmas][kColumns / 
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_CODES_CUH_

@@ -11,8 +11,7 @@
 // code times a power exceeds bfloat16: from scales of 2^119 on. What is off is two roundings a
 // block. Those of the next block are fetched while one is multiplied.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_ROWS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_ROWS_CUH_
+#pragma once
 
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
@@ -222,5 +221,3 @@ __device__ __forceinline__ void ScaleRows(float (&acc)[kWgmmas][kCount],
 }
 
 }  // namespace jaxfp8::cuda::sm90
-
-#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_ROWS_CUH_

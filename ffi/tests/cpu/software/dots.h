@@ -1,7 +1,6 @@
 // AVX-512 VNNI and BF16 in software: dot products, and rounding to bfloat16.
 
-#ifndef JAXFP8_TESTS_CPU_SOFTWARE_DOTS_H_
-#define JAXFP8_TESTS_CPU_SOFTWARE_DOTS_H_
+#pragma once
 
 #include "tests/cpu/software/vector.h"
 
@@ -54,5 +53,3 @@ JAXFP8_SOFT __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_TESTS_CPU_SOFTWARE_DOTS_H_

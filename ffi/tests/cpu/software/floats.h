@@ -1,7 +1,6 @@
 // AVX-512 in software: conversions between types, and float arithmetic.
 
-#ifndef JAXFP8_TESTS_CPU_SOFTWARE_FLOATS_H_
-#define JAXFP8_TESTS_CPU_SOFTWARE_FLOATS_H_
+#pragma once
 
 #include <cmath>
 
@@ -79,5 +78,3 @@ JAXFP8_SOFT __mmask8 _mm512_cmp_pd_mask(__m512d a, __m512d b, int) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_TESTS_CPU_SOFTWARE_FLOATS_H_

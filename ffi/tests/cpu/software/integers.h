@@ -1,7 +1,6 @@
 // AVX-512 in software: bytes and integers.
 
-#ifndef JAXFP8_TESTS_CPU_SOFTWARE_INTEGERS_H_
-#define JAXFP8_TESTS_CPU_SOFTWARE_INTEGERS_H_
+#pragma once
 
 #include "tests/cpu/software/memory.h"
 
@@ -93,5 +92,3 @@ JAXFP8_SOFT int _mm512_reduce_add_epi32(__m512i a) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_TESTS_CPU_SOFTWARE_INTEGERS_H_

@@ -3,8 +3,7 @@
 // Masked loads and stores touch the bytes of their mask only, one by one, so that AddressSanitizer
 // sees each of them.
 
-#ifndef JAXFP8_TESTS_CPU_SOFTWARE_MEMORY_H_
-#define JAXFP8_TESTS_CPU_SOFTWARE_MEMORY_H_
+#pragma once
 
 #include "tests/cpu/software/vector.h"
 
@@ -69,5 +68,3 @@ JAXFP8_SOFT __m512i _mm512_inserti64x4(__m512i a, __m256i b, int) {
 }
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_TESTS_CPU_SOFTWARE_MEMORY_H_

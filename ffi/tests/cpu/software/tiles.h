@@ -1,7 +1,6 @@
 // AMX in software: tiles of 16 rows of 64 bytes, and their products.
 
-#ifndef JAXFP8_TESTS_CPU_SOFTWARE_TILES_H_
-#define JAXFP8_TESTS_CPU_SOFTWARE_TILES_H_
+#pragma once
 
 #include <cstdlib>
 
@@ -131,5 +130,3 @@ JAXFP8_SOFT void _tile_release() { software::tiles = {}; }
 #define _tile_zero(tile) jaxfp8::software::ZeroTile(tile)
 #define _tile_dpbssd(sums, rows, columns) jaxfp8::software::DotBytes(sums, rows, columns)
 #define _tile_dpbf16ps(sums, rows, columns) jaxfp8::software::DotBF16(sums, rows, columns)
-
-#endif  // JAXFP8_TESTS_CPU_SOFTWARE_TILES_H_

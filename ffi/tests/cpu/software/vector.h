@@ -1,7 +1,6 @@
 // Vectors of 512 bits as the compiler's own, and what the instructions in software share.
 
-#ifndef JAXFP8_TESTS_CPU_SOFTWARE_VECTOR_H_
-#define JAXFP8_TESTS_CPU_SOFTWARE_VECTOR_H_
+#pragma once
 
 #include <immintrin.h>
 
@@ -71,5 +70,3 @@ inline __m512i Halves(__m512i a, __m512i b, Operation operation) {
 }  // namespace software
 
 }  // namespace jaxfp8
-
-#endif  // JAXFP8_TESTS_CPU_SOFTWARE_VECTOR_H_
