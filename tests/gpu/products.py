@@ -135,9 +135,10 @@ def accumulation(spec: ScaledDotSpec, path: str) -> float:
 
 
 def _is_rounded(side: OperandSpec) -> bool:
+    if not side.contracting or not dtypes.is_eight_bit(side.dtype):
+        return False
     finest = side.tiles[side.contracting[0]] == 32
-    eight = dtypes.is_eight_bit(side.dtype)
-    return eight and side.scale_varies and finest and not side.scale_exponents
+    return side.scale_varies and finest and not side.scale_exponents
 
 
 def draw(seed: int, spec: ScaledDotSpec) -> dict[str, np.ndarray]:

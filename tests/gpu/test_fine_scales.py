@@ -174,7 +174,7 @@ def as_written(x, w, of_x, of_w):
 @HOPPER
 @pytest.mark.parametrize("rows", [1, 64, 512])
 def test_a_scaled_product_of_jax_is_a_call(rows):
-    spec, operands = mx(rows, 1024, 768)
+    spec, operands = mx(rows, 2048, 2048)
     x, w = (operands[name].view(np.dtype(E4M3))[None] for name in ("lhs", "rhs"))
     of_x, of_w = (operands[f"{name}_scale"].view(E8M0)[None] for name in ("lhs", "rhs"))
     (site,) = jaxfp8.explain(as_written)(x, w, of_x, of_w).matched
@@ -193,7 +193,7 @@ def test_gradients_of_scaled_dot_general_are_calls():
         return (y * y).sum()
 
     keys = jax.random.split(jax.random.key(8), 2)
-    x, w = (jax.random.normal(key, (256, 512), jnp.bfloat16) for key in keys)
+    x, w = (jax.random.normal(key, (2048, 2048), jnp.bfloat16) for key in keys)
     gradient = jax.grad(loss, (0, 1))
     assert len(jaxfp8.explain(gradient)(x, w).matched) == 3
     found = jax.jit(jaxfp8.rewrite(gradient))(x, w)

@@ -153,12 +153,15 @@ def _why_not_plain(specs: Sequence[ScaledDotSpec]) -> str | None:
         epilogue = spec.epilogue
         if spec.lhs.zero_point or spec.rhs.zero_point or epilogue.out_scale is not None:
             return "a product has zero points or an 8-bit output"
+        if any(tile % _BLOCK for tile in _blocks(spec)):
+            return f"scales of a weight change more often than every {_BLOCK} of K"
         if epilogue.amax is not None or epilogue.out_dtype not in _WIDE:
             return f"a product gives its amax, or {epilogue.out_dtype}"
     return None
 
 
 _WIDE = ("float32", "bfloat16", "float16")
+_BLOCK = 128
 
 
 def _blocks(spec: ScaledDotSpec) -> Shape:

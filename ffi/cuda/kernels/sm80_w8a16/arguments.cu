@@ -68,17 +68,17 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
 KernelFunction KernelOf(const Problem& problem, Launch launch) {
   const int row_fragments = RowFragmentsFor(problem);
   const bool mn_major = problem.rhs.IsMnMajor(), joint = launch == Launch::kSeveral;
-  if (HasNorm(launch)) {
+  if (launch == Launch::kNormed) {
     switch (problem.rhs.dtype) {
       case DType::kE4M3:
-        return E4M3NormedKernel(IsGated(launch), mn_major);
+        return E4M3NormedKernel(mn_major);
       case DType::kE5M2:
-        return E5M2NormedKernel(IsGated(launch), mn_major);
+        return E5M2NormedKernel(mn_major);
       default:
-        return S8NormedKernel(IsGated(launch), mn_major);
+        return S8NormedKernel(mn_major);
     }
   }
-  if (IsGated(launch)) {
+  if (launch == Launch::kGated) {
     switch (problem.rhs.dtype) {
       case DType::kE4M3:
         return E4M3GatedKernel(problem.lhs.dtype, mn_major, row_fragments);

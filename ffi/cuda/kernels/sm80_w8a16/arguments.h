@@ -77,15 +77,8 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 void AddFused(const Fused& fused, size_t part, const void* gain, Arguments& a);
 
 // What a launch computes: a product, several of one input, the outputs of two multiplied, groups of
-// rows; several, or a gate, of normalised rows; or one or several with fine scales.
-enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kNormed, kNormedGated, kFine };
-
-JAXFP8_HD constexpr bool IsGated(Launch launch) {
-  return launch == Launch::kGated || launch == Launch::kNormedGated;
-}
-JAXFP8_HD constexpr bool HasNorm(Launch launch) {
-  return launch == Launch::kNormed || launch == Launch::kNormedGated;
-}
+// rows; several of normalised rows; or one or several with fine scales.
+enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kNormed, kFine };
 
 // The kernel that computes a problem, alone or with others. Groups have their own.
 KernelFunction KernelOf(const Problem& problem, Launch launch);
@@ -103,9 +96,9 @@ KernelFunction E4M3GatedKernel(DType activation, bool mn_major, int row_fragment
 KernelFunction E5M2GatedKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction S8GatedKernel(DType activation, bool mn_major, int row_fragments);
 // The same for launches with a norm, beside bfloat16.
-KernelFunction E4M3NormedKernel(bool gated, bool mn_major);
-KernelFunction E5M2NormedKernel(bool gated, bool mn_major);
-KernelFunction S8NormedKernel(bool gated, bool mn_major);
+KernelFunction E4M3NormedKernel(bool mn_major);
+KernelFunction E5M2NormedKernel(bool mn_major);
+KernelFunction S8NormedKernel(bool mn_major);
 // The same with fine scales, for one product or several, and activations of 16 bits.
 KernelFunction E4M3FineKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction E5M2FineKernel(DType activation, bool mn_major, int row_fragments);

@@ -2,8 +2,6 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-KernelFunction E4M3NormedKernel(bool gated, bool mn_major) {
-  return NormedKernelFor<DType::kE4M3>(gated, mn_major);
-}
+KernelFunction E4M3NormedKernel(bool mn_major) { return NormedKernelFor<DType::kE4M3>(mn_major); }
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -2,8 +2,6 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-KernelFunction E5M2NormedKernel(bool gated, bool mn_major) {
-  return NormedKernelFor<DType::kE5M2>(gated, mn_major);
-}
+KernelFunction E5M2NormedKernel(bool mn_major) { return NormedKernelFor<DType::kE5M2>(mn_major); }
 
 }  // namespace jaxfp8::cuda::w8a16

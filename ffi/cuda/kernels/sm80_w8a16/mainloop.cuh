@@ -85,13 +85,13 @@ __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& 
                                            const BlockTile& tile, int32_t rank, uint8_t* stages,
                                            Accumulators<kRowFragments>& scaled_acc,
                                            RowNorm<kRowFragments>& norm) {
-  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments), kNorm = HasNorm(kLaunch);
+  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments), kNorm = kLaunch == Launch::kNormed;
   static_assert(!kNorm || !UsesWgmma(kRowFragments));
   const int32_t end = a.schedule.depth_tiles, step = a.schedule.split;
   int32_t depth_tile = rank;
   Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma, kNorm> pipeline(a, tile, depth_tile,
                                                                          stages);
-  if constexpr (IsGated(kLaunch)) {
+  if constexpr (kLaunch == Launch::kGated) {
     FetchEpilogue(parts.of[0]), FetchEpilogue(parts.of[1]);
   } else if constexpr (kNorm) {
     FetchEpilogue(a);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
-  constexpr bool kGated = IsGated(kLaunch), kNorm = HasNorm(kLaunch);
+  constexpr bool kGated = kLaunch == Launch::kGated, kNorm = kLaunch == Launch::kNormed;
   constexpr bool kFine = kLaunch == Launch::kFine, kSeveral = kLaunch == Launch::kSeveral;
   constexpr bool kJoint = kSeveral || kFine || kLaunch == Launch::kNormed;
   constexpr bool kNeedsClusters = kGated || kNorm || (kSeveral && HasOwnInstance(kRowFragments));
@@ -218,16 +218,10 @@ KernelFunction ForTile(int row_fragments) {
 }
 
 // The instance with a norm: the smallest tile, beside bfloat16.
-template <DType kWeight, Launch kLaunch>
-KernelFunction NormedForLayout(bool mn_major) {
-  return mn_major ? Sm80W8A16<kWeight, DType::kBF16, true, 1, kLaunch>
-                  : Sm80W8A16<kWeight, DType::kBF16, false, 1, kLaunch>;
-}
-
 template <DType kWeight>
-KernelFunction NormedKernelFor(bool gated, bool mn_major) {
-  return gated ? NormedForLayout<kWeight, Launch::kNormedGated>(mn_major)
-               : NormedForLayout<kWeight, Launch::kNormed>(mn_major);
+KernelFunction NormedKernelFor(bool mn_major) {
+  return mn_major ? Sm80W8A16<kWeight, DType::kBF16, true, 1, Launch::kNormed>
+                  : Sm80W8A16<kWeight, DType::kBF16, false, 1, Launch::kNormed>;
 }
 
 template <DType kWeight, DType kActivation, Launch kLaunch>

@@ -51,7 +51,7 @@ W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Fused& fused, cons
 }
 
 Launch W8A16Plan::LaunchKind() const {
-  if (fused_.norm) return fused_.gate ? Launch::kNormedGated : Launch::kNormed;
+  if (fused_.norm) return Launch::kNormed;
   if (fused_.gate) return Launch::kGated;
   return problems_.size() > 1 ? Launch::kSeveral : Launch::kOne;
 }

@@ -2,8 +2,6 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-KernelFunction S8NormedKernel(bool gated, bool mn_major) {
-  return NormedKernelFor<DType::kS8>(gated, mn_major);
-}
+KernelFunction S8NormedKernel(bool mn_major) { return NormedKernelFor<DType::kS8>(mn_major); }
 
 }  // namespace jaxfp8::cuda::w8a16

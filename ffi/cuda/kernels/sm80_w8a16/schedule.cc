@@ -343,7 +343,10 @@ Status WhyNotFused(std::span<const Problem> problems, const Fused& fused, const 
       return "scales of products with a gate or a norm change every multiple of 128 along K";
     }
   }
-  if (fused.norm) JAXFP8_RETURN_IF_ERROR(WhyNotNorm(problems.front()));
+  if (fused.norm) {
+    if (fused.gate) return "a launch has a norm or a gate";
+    JAXFP8_RETURN_IF_ERROR(WhyNotNorm(problems.front()));
+  }
   return fused.gate ? WhyNotGated(problems) : "";
 }
 
