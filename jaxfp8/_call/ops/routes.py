@@ -91,7 +91,7 @@ def _too_small(form: ScaledDotSpec, path: str) -> Slower | None:
         return None
     sides = [side for side in (form.lhs, form.rhs) if dtypes.is_eight_bit(side.dtype)]
     if math.prod(form.lhs.sizes(form.lhs.batch)) > 1:
-        shifted = any(side.zero_point for side in sides)
+        shifted = path == asked.WEIGHT_ONLY and any(side.zero_point for side in sides)
         return Slower(_reason(path, _SHIFTED), _LEAVE) if shifted else None
     if not any(_varies(side) or side.zero_point for side in sides):
         return None
