@@ -3,15 +3,11 @@
 //   attributes  those of each scaled dot, but `kernel`; their names begin with dot0_, dot1_, ...
 //               multiplied, optional: the dtype of the product of both outputs, the only result.
 //               Each output is rounded to its own dtype first
-//               epsilon, optional: f32. The activations are rows that an RMSNorm is still to divide
-//               gain_offset, optional: f32, added to the gain of the norm
-//   operands    those of the first dot, then those of the second, ...; last, with epsilon, the gain
-//               of the norm: bfloat16 or float32 [K]
+//   operands    those of the first dot, then those of the second, ...
 //   results     likewise
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -33,7 +29,7 @@ namespace {
 struct KnownJoint {
   std::unique_ptr<w8a16::W8A16Plan> plan;
   std::vector<Slots> dots;
-  w8a16::Fused fused;
+  bool gated = false;
 };
 
 // Takes the first `count` of the buffers that are left.
@@ -47,7 +43,7 @@ bool Take(const std::vector<Buffer>& from, size_t& taken, size_t count, std::vec
 // The dots of a call, read one after another.
 struct Dots {
   std::string_view multiplied;
-  w8a16::Fused fused;
+  w8a16::Gate gate;
   std::vector<Problem> problems;
   std::vector<Slots> slots;
   size_t operands = 0, results = 0;  // how many are taken
@@ -85,28 +81,12 @@ struct Dots {
       return "outputs that are multiplied are float32, bfloat16 or float16, and one is " +
              std::string(out_dtype);
     }
-    fused.gate.rounded[problems.size() % 2] = rounded;
+    gate.rounded[problems.size() % 2] = rounded;
     out_dtype = multiplied;
     results = 0;
     return {};
   }
 };
-
-// Takes the gain of the norm, the last operand.
-Status TakeGain(const std::vector<Buffer>& operands, Dots& dots) {
-  std::vector<Buffer> gain;
-  if (!Take(operands, dots.operands, 1, gain)) return "the gain of the norm is missing";
-  const int64_t depth = dots.problems.front().depth;
-  const Dims shape(&depth, 1);
-  dots.fused.wide_gain = gain[0].dtype == DType::kF32;
-  const bool known = dots.fused.wide_gain || gain[0].dtype == DType::kBF16;
-  if (!known || !std::ranges::equal(gain[0].shape, shape)) {
-    return "the gain of the norm is " + std::string(NameOf(gain[0].dtype)) + " of shape " +
-           ShapeText(gain[0].shape) + ", but needs to be bfloat16 or float32 of shape " +
-           ShapeText(shape);
-  }
-  return {};
-}
 
 std::string NameOfDot(size_t index) { return "dot" + std::to_string(index) + "_"; }
 
@@ -116,15 +96,11 @@ Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
   Dots dots;
   Reader read(attributes);
   if (read.Has("multiplied")) read("multiplied", dots.multiplied);
-  dots.fused.norm = read.Has("epsilon");
-  if (dots.fused.norm) read("epsilon", dots.fused.epsilon);
-  if (read.Has("gain_offset")) read("gain_offset", dots.fused.gain_offset);
   JAXFP8_RETURN_IF_ERROR(read.status());
   do {
     JAXFP8_RETURN_IF_ERROR(dots.Add(Reader::WithPrefix(NameOfDot(dots.problems.size()), attributes),
                                     operands, results));
   } while (attributes.contains(NameOfDot(dots.problems.size()) + "lhs_dtype"));
-  if (dots.fused.norm) JAXFP8_RETURN_IF_ERROR(TakeGain(operands, dots));
   if (dots.operands != operands.size() || dots.results != results.size()) {
     return "there are more operands or results than its dots need";
   }
@@ -132,8 +108,8 @@ Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
   Device device;
   JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
   known.dots = dots.slots;
-  known.fused = dots.fused;
-  return w8a16::PlanJoint(dots.problems, dots.fused, device, known.plan);
+  known.gated = static_cast<bool>(dots.gate);
+  return w8a16::PlanJoint(dots.problems, dots.gate, device, known.plan);
 }
 
 Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
@@ -146,10 +122,9 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   for (const Slots& dot : known->dots) {
     buffers.push_back(DeviceBuffers(dot.Bind(operand, result)));
     operand += dot.operands.size();
-    if (!known->fused.gate) result += dot.results.size();
+    if (!known->gated) result += dot.results.size();
   }
-  const void* gain = known->fused.norm ? operand->data : nullptr;
-  JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, gain, stream));
+  JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, stream));
   Calls::Count(kSm80W8A16);
   return {};
 }

@@ -10,7 +10,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -35,8 +34,6 @@ inline void Add(ffi::Dictionary attributes, const ffi::Dictionary::Iterator& it,
   } else if (const auto values = attributes.get<ffi::Span<const int64_t>>(*it);
              values.has_value()) {
     key('a'), key(Dims(values->begin(), values->size()));
-  } else if (attributes.isa<float>(it)) {
-    key('n'), key(int64_t{std::bit_cast<int32_t>(*attributes.get<float>(*it))});
   } else {
     key('?');  // of a type that no attribute of ours has: refused, or not read
   }

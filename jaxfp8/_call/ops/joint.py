@@ -3,8 +3,7 @@
 A weight of few columns keeps few blocks at work, and each launch waits for the one before. From
 compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once, of FP8
 values up to 16. On other platforms, on several devices, under vmap and in derivatives they run as
-separate scaled dots. A launch may multiply the outputs of two, and write their product alone. It
-may make their input by an RMSNorm.
+separate scaled dots. A launch may multiply the outputs of two, and write their product alone.
 
 Order of this file: choice of products, primitive, its rules, lowering.
 """
@@ -20,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -36,8 +34,6 @@ from jaxfp8._call.ops.dot import (
     transpose_rule,
 )
 from jaxfp8._call.ops.eager import run_compiled
-from jaxfp8._call.reference import produce_reference
-from jaxfp8._call.reference.produce_reference import Norm
 from jaxfp8._value import compat
 from jaxfp8._value.spec import ScaledDotSpec, Shape, is_known
 
@@ -47,35 +43,6 @@ MOST = 4
 # were not measured.
 _MOST_ROWS = 64
 _OLDEST_GPU = 90
-
-# With more rows a norm inside the product costs what its own kernel does. As in
-# ffi/cuda/kernels/sm80_w8a16/schedule.h.
-MOST_NORM_ROWS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Fused:
-    """What a launch does beside its products.
-
-    Attributes:
-      multiplied: the dtype of the product of two outputs, the only result (`why_not_multiplied`);
-        "" for the outputs themselves.
-      norm: how the rows of all products are made of the input (`why_not_normed`); None for the
-        input itself. Its gain is one more operand, the last.
-      gain_offset: what is added to the gain.
-    """
-
-    multiplied: str = ""
-    norm: Norm | None = None
-    gain_offset: float = 0.0
-
-    @property
-    def any(self) -> bool:
-        """Whether there is anything."""
-        return bool(self.multiplied) or self.norm is not None
-
-
-NOTHING = Fused()
 
 # Choice of products
 
@@ -122,33 +89,13 @@ def pays(specs: Sequence[ScaledDotSpec]) -> bool:
 def why_not_multiplied(specs: Sequence[ScaledDotSpec]) -> str | None:
     """Why one launch cannot multiply the outputs of two products of one input, or None if it can.
 
-    `WhyNotFused` in ffi/cuda/kernels/sm80_w8a16/schedule.cc has the same rules.
+    `WhyNotGated` in ffi/cuda/kernels/sm80_w8a16/schedule.cc has the same rules.
     """
     one, other = specs
     if one.out_shape != other.out_shape:
         return "the outputs differ in shape"
     if _blocks(one) != _blocks(other):
         return "scales of the weights change at different places of the contracted axis"
-    return _why_not_plain(specs)
-
-
-def why_not_normed(specs: Sequence[ScaledDotSpec], norm: Norm) -> str | None:
-    """Why one launch cannot make the rows of its products by a norm, or None if it can."""
-    for spec in specs:
-        lhs = spec.lhs
-        if lhs.dtype != "bfloat16" or lhs.scale:
-            return f"the rows are {lhs.dtype}, and the kernel takes bfloat16"
-        if lhs.batch or lhs.contracting != (len(lhs.shape) - 1,):
-            return "the contracted axis of the rows is not their last"
-        if math.prod(lhs.shape[:-1]) > MOST_NORM_ROWS:
-            return f"there are more than {MOST_NORM_ROWS} rows"
-    if norm.centred or norm.has_shift or not norm.has_gain:
-        return "the kernel has RMSNorm with a gain"
-    return _why_not_plain(specs)
-
-
-def _why_not_plain(specs: Sequence[ScaledDotSpec]) -> str | None:
-    """Why the epilogue of a fused launch does not serve some products, or None if it does."""
     for spec in specs:
         epilogue = spec.epilogue
         if spec.lhs.zero_point or spec.rhs.zero_point or epilogue.out_scale is not None:
@@ -177,41 +124,24 @@ joint_dots_p.multiple_results = True
 
 
 def joint_dots(
-    specs: Sequence[ScaledDotSpec],
-    operands: Sequence[dict[str, Any]],
-    fused: Fused = NOTHING,
-    gain: jax.Array | None = None,
+    specs: Sequence[ScaledDotSpec], operands: Sequence[dict[str, Any]], multiplied: str = ""
 ) -> list[jax.Array]:
     """The outputs of several scaled dots, as one launch if possible.
 
-    `what_is_shared` is equal for all, and there are at most `MOST` of them. `fused` is what else
-    the launch does, and `gain` that of its norm, bfloat16 or float32 [K].
+    `what_is_shared` is equal for all, and there are at most `MOST` of them. `multiplied` is the
+    dtype of the product of two outputs, then the only one (`why_not_multiplied`); "" for none.
     """
-    vectors = [] if gain is None else [gain]
     each = [
-        compat.vary_alike([*(named[name] for name in spec.operand_names()), *vectors])
+        compat.vary_alike([named[name] for name in spec.operand_names()])
         for spec, named in zip(specs, operands, strict=True)
     ]
-    counts = [len(spec.operand_names()) for spec in specs]
-    flat = [x for count, own in zip(counts, each, strict=True) for x in own[:count]]
-    flat += each[0][counts[0] :]
+    flat = list(itertools.chain(*each))
     varying = {compat.varying_axes(own[0]) for own in each}
     if explicit.mesh_of(map(jax.typeof, flat)) is not None or len(varying) > 1:
-        if fused.norm is not None:
-            rows = _rows(operands[0]["lhs"], *vectors, fused=fused)
-            operands = [named | {"lhs": rows} for named in operands]
         outs = [scaled_dot(spec, **named)[0] for spec, named in zip(specs, operands, strict=True)]
-        return _results(outs, fused.multiplied)
+        return _results(outs, multiplied)
     split = partitioning.is_wanted(flat)
-    return joint_dots_p.bind(*flat, specs=tuple(specs), split=split, fused=fused)
-
-
-def _rows(x: jax.Array, gain: jax.Array, *, fused: Fused) -> jax.Array:
-    """The input after the norm."""
-    assert fused.norm is not None
-    if fused.gain_offset:
-        gain = gain.astype(jnp.float32) + np.float32(fused.gain_offset)
-    return produce_reference.normed_rows(x, gain, norm=fused.norm)
+    return joint_dots_p.bind(*flat, specs=tuple(specs), split=split, multiplied=multiplied)
 
 
 run_compiled(joint_dots_p)
@@ -240,23 +170,20 @@ def _each(
 
 
 def _separate(
-    *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+    *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> list[jax.Array]:
-    dots = list(_each(specs, split, operands))
-    if fused.norm is not None:  # each dot has the input as its first operand
-        rows = _rows(operands[0], operands[-1], fused=fused)
-        dots = [(params, [(rows, *own[1:])]) for params, (own,) in dots]
+    dots = _each(specs, split, operands)
     outs = [scaled_dot_p.bind(*own, **params)[0] for params, (own,) in dots]
-    return _results(outs, fused.multiplied)
+    return _results(outs, multiplied)
 
 
 @joint_dots_p.def_abstract_eval
 def _abstract_eval(
-    *avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+    *avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> list[Any]:
     dots = _each(specs, split, avals)
     outs = [scaled_dot_p.abstract_eval(*own, **params)[0][0] for params, (own,) in dots]
-    return [outs[0].update(dtype=jnp.dtype(fused.multiplied))] if fused.multiplied else outs
+    return [outs[0].update(dtype=jnp.dtype(multiplied))] if multiplied else outs
 
 
 def _batch(
@@ -265,10 +192,10 @@ def _batch(
     *,
     specs: tuple[ScaledDotSpec, ...],
     split: bool,
-    fused: Fused,
+    multiplied: str,
 ) -> tuple[list[Any], list[Any]]:
-    if fused.any:
-        apart = functools.partial(_separate, specs=specs, split=split, fused=fused)
+    if multiplied:
+        apart = functools.partial(_separate, specs=specs, split=split, multiplied=multiplied)
         batched = jax.vmap(apart, axes)(*operands)
         return batched, [0] * len(batched)
     outs: list[Any] = []
@@ -290,14 +217,14 @@ def _jvp(
     *,
     specs: tuple[ScaledDotSpec, ...],
     split: bool,
-    fused: Fused,
+    multiplied: str,
 ) -> tuple[list[Any], list[Any]]:
-    if fused.any:
+    if multiplied:
         moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
         def apart(*moving: Any) -> list[jax.Array]:
             given = dict(enumerate(primals)) | dict(zip(moved, moving, strict=True))
-            return _separate(*given.values(), specs=specs, split=split, fused=fused)
+            return _separate(*given.values(), specs=specs, split=split, multiplied=multiplied)
 
         return jax.jvp(apart, [primals[i] for i in moved], [tangents[i] for i in moved])
     dots = _each(specs, split, primals, tangents)
@@ -310,9 +237,9 @@ def _transpose(
     *operands: Any,
     specs: tuple[ScaledDotSpec, ...],
     split: bool,
-    fused: Fused,
+    multiplied: str,
 ) -> list[Any]:
-    assert not fused.any, "only dots are linear; `_jvp` takes what is fused apart"
+    assert not multiplied, "only dots are linear; `_jvp` takes the product apart"
     dots = zip(cotangents, _each(specs, split, operands), strict=True)
     return [x for ct, (params, (own,)) in dots for x in transpose_rule([ct], *own, **params)]
 
@@ -332,7 +259,7 @@ def dots_of(inputs: Sequence[Any], params: dict[str, Any]) -> list[tuple[ScaledD
 
 
 def _call(
-    *operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+    *operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> list[jax.Array]:
     """One call for all dots. The attributes of dot i are named `doti_...`."""
     ffi.register_if_it_runs_here("cuda")
@@ -345,13 +272,9 @@ def _call(
         arrays += own_arrays
         attributes |= {f"dot{i}_{name}": x for name, x in form.spec.attributes().items()}
     results = [result for form in forms for result in lowering.result_types(form.spec)]
-    if fused.multiplied:
-        results, forms = [jax.ShapeDtypeStruct(results[0].shape, fused.multiplied)], forms[:1]
-        attributes["multiplied"] = fused.multiplied
-    if fused.norm is not None:
-        arrays.append(operands[-1])
-        attributes["epsilon"] = np.float32(fused.norm.epsilon)
-        attributes["gain_offset"] = np.float32(fused.gain_offset)
+    if multiplied:
+        results, forms = [jax.ShapeDtypeStruct(results[0].shape, multiplied)], forms[:1]
+        attributes["multiplied"] = multiplied
     outs = jax.ffi.ffi_call(ffi.JOINT_TARGET, results)(*arrays, **attributes)
     return [form.results([out])[0] for form, out in zip(forms, outs, strict=True)]
 
@@ -361,14 +284,14 @@ _lower_joint = mlir.lower_fun(_call, multiple_results=True)
 
 
 def _lower_cuda(
-    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, fused: Fused
+    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> Sequence[Any]:
     for_export = ctx.module_context.lowering_parameters.for_export
     is_alone = not split or compat.place_of(ctx) is None
     served = all(lowering.why_not(spec, "cuda") is None for spec in specs)
     joins = is_alone and served and not for_export and runs_here()
     rule = _lower_joint if joins else _lower_separate
-    return rule(ctx, *operands, specs=specs, split=split, fused=fused)
+    return rule(ctx, *operands, specs=specs, split=split, multiplied=multiplied)
 
 
 mlir.register_lowering(joint_dots_p, _lower_separate)

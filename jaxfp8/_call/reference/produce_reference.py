@@ -187,12 +187,6 @@ def activated(x: jax.Array, *factor: jax.Array, activation: str) -> jax.Array:
     return y * factor[0].astype(jnp.float32) if factor else y
 
 
-def normed_rows(x: jax.Array, *vectors: jax.Array, norm: Norm) -> jax.Array:
-    """Rows of 16 bits divided by their root mean square, times the gain and plus the shift."""
-    y = _normed(x, list(vectors), norm, x.dtype, ())
-    return jax.lax.optimization_barrier(y.astype(x.dtype))
-
-
 def _normed(
     x: jax.Array,
     others: list[jax.Array],

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxfp8._call.ops.joint import NOTHING, Fused
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._rewrite.ir import precision as _precision
 from jaxfp8._rewrite.ir.factors import Factors
@@ -99,7 +98,7 @@ class DotSite:
     remedy: str = ""
     blame: Op | None = None  # the op that ended the fact; None if it was the dot itself
     joined: int = 0  # the number of products in its launch, itself included; 0 without others
-    fused: Fused = NOTHING  # what else its launch does
+    multiplied: bool = False  # whether its launch multiplies two outputs
     # "one call" or "as written" for each operand quantised by the function.
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
     # For each such operand the other results of its call, or why there is no call; "" if there is

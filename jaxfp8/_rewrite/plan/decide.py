@@ -20,7 +20,6 @@ from jaxfp8._rewrite.plan.encode_calls import produce_encodings
 from jaxfp8._rewrite.plan.encode_rows import encode_rows
 from jaxfp8._rewrite.plan.gates import multiply
 from jaxfp8._rewrite.plan.joint import join
-from jaxfp8._rewrite.plan.norms import normalise
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.ragged_calls import call_ragged_dots
 from jaxfp8._rewrite.plan.resolve import call_dots
@@ -40,7 +39,6 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("", call_ragged_dots),  # ragged dots become calls
     ("", multiply),  # two calls on one input and the product of their outputs become one launch
     ("", join),  # calls on one input become one launch, if a GPU here has such a kernel
-    ("", normalise),  # the norm in front of a launch becomes a part of it
 )
 
 

@@ -32,11 +32,10 @@ def multiply(body: Body, replaced: Replaced) -> Replaced:
         return replaced
     made: dict[Value, Value] = {}
     for calls, products in _Gates(body.program(replaced)).all():
-        fused = joint.Fused(multiplied=products[0].dtype.name)
-        (out,) = launches.op_of(calls, fused).outputs
+        (out,) = launches.op_of(calls, products[0].dtype.name).outputs
         for old in products:
             made[old] = graph.laid_out_like(graph.reshape(out, old.shape), old)
-        launches.note(body.walk.own, calls, fused)
+        launches.note(body.walk.own, calls, multiplied=True)
     return {**replaced, **made}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,14 +46,8 @@ def shared(op: Op, inputs: Sequence[Value], number: Numbering) -> Shared | None:
     return Shared((x, of_scale, alike), tuple(given.values()))
 
 
-def op_of(ops: Sequence[Op], fused: joint.Fused = joint.NOTHING, given: Sequence[Value] = ()) -> Op:
-    """The op of one launch for some calls, as `joint.joint_dots` has it.
-
-    Args:
-      ops: the calls.
-      fused: what else the launch does.
-      given: with a norm the input and the gain.
-    """
+def op_of(ops: Sequence[Op], multiplied: str = "") -> Op:
+    """The op of one launch for some calls, as `joint.joint_dots` has it."""
     specs = [op.params["spec"] for op in ops]
     names = [op.params["names"] for op in ops]
     first: Op = ops[0].params["dot"]
@@ -63,21 +56,19 @@ def op_of(ops: Sequence[Op], fused: joint.Fused = joint.NOTHING, given: Sequence
         left = iter(arrays)
         operands = [dict(zip(own, left)) for own in names]  # noqa: B905
         with graph.context_of(first.equation, first.callers):
-            gain: Any = next(left, None)
-            return joint.joint_dots(specs, operands, fused, gain)
+            return joint.joint_dots(specs, operands, multiplied)
 
-    rows = {"lhs": given[0]} if given else {}
-    inputs = [rows.get(n, v) for op in ops for n, v in zip(op.params["names"], op.inputs)]  # noqa: B905
-    joined = Op("joint_dots", (*inputs, *given[1:]), run, {"calls": ops, "fused": fused})
-    outs = [op.outputs[0] for op in ops[: 1 if fused.multiplied else len(ops)]]
-    types = [(out.shape, np.dtype(fused.multiplied or out.dtype)) for out in outs]
+    inputs = tuple(value for op in ops for value in op.inputs)
+    joined = Op("joint_dots", inputs, run, {})
+    outs = [op.outputs[0] for op in ops[: 1 if multiplied else len(ops)]]
+    types = [(out.shape, np.dtype(multiplied or out.dtype)) for out in outs]
     joined.outputs = tuple(Value(*one, joined, i) for i, one in enumerate(types))
     return joined
 
 
-def note(sites: Iterable[DotSite], ops: Sequence[Op], fused: joint.Fused = joint.NOTHING) -> None:
+def note(sites: Iterable[DotSite], ops: Sequence[Op], *, multiplied: bool = False) -> None:
     """Say in the dots of some calls what their launch is."""
     dots = [op.params["dot"] for op in ops]
     for site in sites:
         if site.op in dots:
-            site.joined, site.fused = len(ops), fused
+            site.joined, site.multiplied = len(ops), multiplied

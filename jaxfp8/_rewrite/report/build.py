@@ -183,12 +183,10 @@ def _notes(site: DotSite) -> str:
         notes.append(granularity.note(name, *axes, eight_bit=side.scaled is not None))
         notes.append(granularity.note_of_multiplied(name) if side.multiplied else "")
     notes.append(second_rounding.of_site(site))
-    if site.fused.multiplied:
+    if site.multiplied:
         notes.append("one launch with another of its input, and the product of both outputs")
-    elif site.joined > 1:
+    elif site.joined:
         notes.append(f"one launch with {site.joined - 1} more of its input")
-    if site.fused.norm is not None:
-        notes.append("RMSNorm of its input is inside the launch")
     return "; ".join(filter(None, notes))
 
 

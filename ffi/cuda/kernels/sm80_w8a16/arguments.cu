@@ -68,16 +68,6 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
 KernelFunction KernelOf(const Problem& problem, Launch launch) {
   const int row_fragments = RowFragmentsFor(problem);
   const bool mn_major = problem.rhs.IsMnMajor(), joint = launch == Launch::kSeveral;
-  if (launch == Launch::kNormed) {
-    switch (problem.rhs.dtype) {
-      case DType::kE4M3:
-        return E4M3NormedKernel(mn_major);
-      case DType::kE5M2:
-        return E5M2NormedKernel(mn_major);
-      default:
-        return S8NormedKernel(mn_major);
-    }
-  }
   if (launch == Launch::kGated) {
     switch (problem.rhs.dtype) {
       case DType::kE4M3:
@@ -157,14 +147,6 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.has_zero_points = weights.zero_point || weights.dtype == DType::kU8;  // uint8 is int8 plus 128
   a.epilogue = EpilogueArgumentsFor(problem, buffers);
   return a;
-}
-
-void AddFused(const Fused& fused, size_t part, const void* gain, Arguments& a) {
-  if (fused.gate) a.epilogue.rounded = fused.gate.rounded[part];
-  if (!fused.norm) return;
-  a.gain = static_cast<const uint8_t*>(gain);
-  a.wide_gain = fused.wide_gain, a.gain_offset = fused.gain_offset;
-  a.epilogue.epsilon = fused.epsilon;
 }
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -17,7 +17,6 @@ struct EpilogueArguments {
   Elementwise elementwise;
   bool plain = true;                  // no zero points, amax, out_scale or 8-bit output
   DType rounded = DType::kNone;       // the output's own type, in a gated launch
-  float epsilon = 0.0f;               // of a norm
   const float* row_scales = nullptr;  // or null
   Tiles row_tiles;
   // Needed for zero points outside their type's range.
@@ -34,11 +33,8 @@ struct Arguments {
   int32_t activations_vectorized = 0;  // whether loads of eight are aligned
   const uint8_t* weights = nullptr;
   const void* activations = nullptr;
-  union {
-    float* partials = nullptr;  // on devices without clusters
-    const uint8_t* gain;        // of a norm, on devices with them
-  };
-  int64_t weight_pitch = 0;  // from row to row, a row as in shared memory (layout.h)
+  float* partials = nullptr;  // on devices without clusters
+  int64_t weight_pitch = 0;   // from row to row, a row as in shared memory (layout.h)
   int64_t weight_batch = 0;
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
   const void* scales = nullptr;          // or null
@@ -53,8 +49,6 @@ struct Arguments {
   ScaleForm scale_form = ScaleForm::kF32;
   DType weight = DType::kNone;
   bool has_zero_points = false;  // or uint8 codes: uint8 is int8 plus 128
-  bool wide_gain = false;        // a gain of float32, else of bfloat16
-  float gain_offset = 0.0f;      // added to the gain
   EpilogueArguments epilogue;
   int64_t weight_jump = 0, scale_jump = 0;  // along the outer batch axis (batch.cuh)
   int32_t inner_batch = 1;
@@ -71,14 +65,10 @@ using KernelFunction = void (*)(Parts);
 
 // The arguments of a problem, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
-// Adds what a launch does beside its products.
-//   part  the place of the product among them
-//   gain  of the norm, if there is one
-void AddFused(const Fused& fused, size_t part, const void* gain, Arguments& a);
 
 // What a launch computes: a product, several of one input, the outputs of two multiplied, groups of
-// rows; several of normalised rows; or one or several with fine scales.
-enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kNormed, kFine };
+// rows; or one or several with fine scales.
+enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kFine };
 
 // The kernel that computes a problem, alone or with others. Groups have their own.
 KernelFunction KernelOf(const Problem& problem, Launch launch);
@@ -95,10 +85,6 @@ KernelFunction S8Kernel(DType activation, bool mn_major, int row_fragments, bool
 KernelFunction E4M3GatedKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction E5M2GatedKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction S8GatedKernel(DType activation, bool mn_major, int row_fragments);
-// The same for launches with a norm, beside bfloat16.
-KernelFunction E4M3NormedKernel(bool mn_major);
-KernelFunction E5M2NormedKernel(bool mn_major);
-KernelFunction S8NormedKernel(bool mn_major);
 // The same with fine scales, for one product or several, and activations of 16 bits.
 KernelFunction E4M3FineKernel(DType activation, bool mn_major, int row_fragments);
 KernelFunction E5M2FineKernel(DType activation, bool mn_major, int row_fragments);

@@ -144,8 +144,7 @@ template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void AccumulateFine(const Arguments& a, const BlockTile& tile,
                                                uint8_t* stages,
                                                Accumulators<kRowFragments>& scaled_acc) {
-  Pipeline<kActivation, kMnMajor, kRowFragments, true, false, true> pipeline(a, tile, blockIdx.y,
-                                                                             stages);
+  Pipeline<kActivation, kMnMajor, kRowFragments, true, true> pipeline(a, tile, blockIdx.y, stages);
   ColumnParams params = {};
   if constexpr (D::kInteger) {
 #pragma unroll

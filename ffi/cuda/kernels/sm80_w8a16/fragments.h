@@ -92,15 +92,6 @@ JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int fragme
   return values;
 }
 
-// The first of a lane's eight gains for the same steps. They lie behind the activations.
-//   size  bytes of a gain
-template <int kRowFragments>
-JAXFP8_HD const Vector16* GainsOf(const uint8_t* activations, int lane, int pair, int size) {
-  const int depth = DepthOf<false>(lane, 2 * pair, 0);
-  return reinterpret_cast<const Vector16*>(activations + ActivationBytes(kRowFragments) +
-                                           size * depth);
-}
-
 // Decodes the weights of one step into two fragments: fragments[m][2 * pair + h] holds column
 // 2 * m + h of the lane at depths 2 * pair and 2 * pair + 1.
 template <class D, bool kMnMajor, bool kFullDecode>
@@ -118,35 +109,6 @@ JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const ColumnParams& params
 }
 
 #ifdef __CUDACC__
-// x * y of two bfloat16 each, rounded once. The negative zero keeps the sign of zeros.
-__device__ __forceinline__ uint32_t MultiplyBF16Pair(uint32_t x, uint32_t y) {
-  uint32_t product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(0x80008000u));
-  return product;
-}
-
-// Adds the squares of a lane's activations of two steps.
-__device__ __forceinline__ void AddSquares(const Vector16& values, float& squares) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float pair[2];
-    DecodeWord<DType::kBF16>(values.words[i], pair);
-    squares += pair[0] * pair[0];
-    squares += pair[1] * pair[1];
-  }
-}
-
-// The eight values times float32 gains, each product rounded to bfloat16.
-__device__ __forceinline__ void MultiplyWide(Vector16& values, const float (&gains)[8]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float pair[2];
-    DecodeWord<DType::kBF16>(values.words[i], pair);
-    values.words[i] =
-        EncodeFloat16Pair<DType::kBF16>(pair[0] * gains[2 * i], pair[1] * gains[2 * i + 1]);
-  }
-}
-
 // Whether some lane of the warp holds an infinity or NaN. The plain decoding gets those wrong.
 template <class D>
 __device__ __forceinline__ bool WarpHasSpecials(const Codes& codes) {

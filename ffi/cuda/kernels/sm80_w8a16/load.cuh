@@ -67,8 +67,7 @@ __device__ __forceinline__ void CopyChunk(uint32_t to, const uint8_t* from, int 
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
 //   kWgmma         activations lie in shared memory as wgmma needs them
-//   kNorm          the gain of a norm lies behind the activations
-template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kNorm>
+template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Arguments& a, const BlockTile& tile, int32_t depth_tile) {
@@ -83,7 +82,6 @@ class Loader {
     activations_ = static_cast<const Activation*>(a.activations) + tile.batch * a.activation_batch +
                    (row + ActivationRow()) * a.activation_row +
                    (depth + 8 * ActivationChunk()) * a.activation_depth;
-    if constexpr (kNorm) gain_ = a.gain + GainBytes(a) * (depth + 8 * ActivationChunk());
   }
 
   // Starts the copies of a tile to its place in a stage, `to`.
@@ -101,7 +99,6 @@ class Loader {
     } else {
       LoadSomeActivations(a, to);
     }
-    if constexpr (kNorm) LoadGain(a, to + ActivationBytes(kRowFragments));
   }
 
   // Goes to the next tile of the rank along K.
@@ -110,7 +107,6 @@ class Loader {
     depth_ -= depth;
     weights_ += kMnMajor ? depth * a.weight_pitch : depth;
     activations_ += depth * a.activation_depth;
-    if constexpr (kNorm) gain_ += GainBytes(a) * depth;
   }
 
  private:
@@ -204,30 +200,8 @@ class Loader {
     }
   }
 
-  __device__ __forceinline__ static int GainBytes(const Arguments& a) {
-    return a.wide_gain ? 4 : 2;
-  }
-
-  // The gain of the tile's depths: 16 threads copy eight values each.
-  __device__ __forceinline__ void LoadGain(const Arguments& a, uint32_t to) const {
-    if (ActivationRow() != 0) return;
-    const int size = GainBytes(a), bytes = size * Clip(depth_ - 8 * ActivationChunk(), 8);
-    const bool aligned = reinterpret_cast<uintptr_t>(gain_) % 16 == 0;
-    for (int part = 0; part < size; part += 2) {
-      const int available = Clip(bytes - 8 * part, 16);
-      const uint32_t at = to + 8 * size * ActivationChunk() + 8 * part;
-      const uint8_t* from = gain_ + (available > 0 ? 8 * part : -8 * size * ActivationChunk());
-      if (aligned) {
-        CopyAsync16(at, from, available);
-      } else {
-        CopyNarrow(at, from, available, 1);
-      }
-    }
-  }
-
   const uint8_t* weights_;
   const Activation* activations_;
-  const uint8_t* gain_ = nullptr;
   int columns_, rows_, depth_;  // left from the tile's first on
 };
 

@@ -63,38 +63,18 @@ __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& sca
   }
 }
 
-// Stores the squares of the activations of a block's part of K: a sum of each warp for each row, in
-// the padding behind the sums of the row.
-template <int kRowFragments>
-__device__ __forceinline__ void StoreSquares(const RowNorm<kRowFragments>& norm, float* to) {
-  static_assert(kSumPitch == kTileColumns + kWarps);
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < kRowFragments; ++n) {
-    float sum = norm.squares[n];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (lane % 4 == 0) to[ActivationRowOf(lane, n) * kSumPitch] = sum;
-  }
-}
-
 // The scaled accumulators of a block's part of K.
 //   rank  of the block among those of its product
 template <class D, DType kActivation, bool kMnMajor, int kRowFragments, Launch kLaunch>
 __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& a,
                                            const BlockTile& tile, int32_t rank, uint8_t* stages,
-                                           Accumulators<kRowFragments>& scaled_acc,
-                                           RowNorm<kRowFragments>& norm) {
-  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments), kNorm = kLaunch == Launch::kNormed;
-  static_assert(!kNorm || !UsesWgmma(kRowFragments));
+                                           Accumulators<kRowFragments>& scaled_acc) {
+  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
   const int32_t end = a.schedule.depth_tiles, step = a.schedule.split;
   int32_t depth_tile = rank;
-  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma, kNorm> pipeline(a, tile, depth_tile,
-                                                                         stages);
+  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, tile, depth_tile, stages);
   if constexpr (kLaunch == Launch::kGated) {
     FetchEpilogue(parts.of[0]), FetchEpilogue(parts.of[1]);
-  } else if constexpr (kNorm) {
-    FetchEpilogue(a);
   }
   const int32_t column =
       tile.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
@@ -114,7 +94,7 @@ __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& 
         MultiplyStageWgmma<D, kActivation, kMnMajor>(a, weights, SharedAddress(activations), params,
                                                      acc);
       } else {
-        MultiplyStage<D, kActivation, kMnMajor, kNorm>(a, weights, activations, params, acc, norm);
+        MultiplyStage<D, kActivation, kMnMajor>(a, weights, activations, params, acc);
       }
     }
     ScaleAccumulators(params, a.scale_form, D::kFactor, acc, scaled_acc);
@@ -141,10 +121,10 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
-  constexpr bool kGated = kLaunch == Launch::kGated, kNorm = kLaunch == Launch::kNormed;
+  constexpr bool kGated = kLaunch == Launch::kGated;
   constexpr bool kFine = kLaunch == Launch::kFine, kSeveral = kLaunch == Launch::kSeveral;
-  constexpr bool kJoint = kSeveral || kFine || kLaunch == Launch::kNormed;
-  constexpr bool kNeedsClusters = kGated || kNorm || (kSeveral && HasOwnInstance(kRowFragments));
+  constexpr bool kJoint = kSeveral || kFine;
+  constexpr bool kNeedsClusters = kGated || (kSeveral && HasOwnInstance(kRowFragments));
   if constexpr (kNeedsClusters && !kHasClusters) return;  // not launched
   const int ranks = gridDim.y / 2;                        // of each product, with a gate
   const int behind = kGated && blockIdx.y >= ranks ? 1 : 0;
@@ -161,16 +141,12 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
   }
   Accumulators<kRowFragments> scaled_acc = {};
   using D = Decoder<kWeight, WideOf(kActivation)>;
-  RowNorm<kRowFragments> norm;
-  if constexpr (kNorm) {
-    norm.wide_gain = a.wide_gain, norm.gain_offset = a.gain_offset;
-  }
   const int32_t rank = kGated ? blockIdx.y - behind * ranks : blockIdx.y;
   if constexpr (kFine) {
     AccumulateFine<D, kActivation, kMnMajor>(a, tile, stages, scaled_acc);
   } else {
     Accumulate<D, kActivation, kMnMajor, kRowFragments, kLaunch>(parts, a, tile, rank, stages,
-                                                                 scaled_acc, norm);
+                                                                 scaled_acc);
   }
   if (!kHasClusters && split > 1) {
     const int64_t partial = OutputTileOfBlock() * split + blockIdx.y;
@@ -181,14 +157,11 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
   float* sums = reinterpret_cast<float*>(stages);
   __syncthreads();  // all warps have read the last stage
   StoreSums(scaled_acc, rows_left, sums, kSumPitch);
-  if constexpr (kNorm) StoreSquares(norm, sums + kTileColumns + threadIdx.x / 32);
   if constexpr (kHasClusters) {
     ClusterArrive();
     const ClusterSums of_ranks{SharedAddress(sums)};
     if constexpr (kGated) {
-      StoreGatedTile<kNorm>(parts, tile, kTileRows, first, step, of_ranks);
-    } else if constexpr (kNorm) {
-      StoreTile(a, tile, kTileRows, first, step, NormedSums{of_ranks, a});
+      StoreGatedTile(parts, tile, kTileRows, first, step, of_ranks);
     } else {
       StoreTile(a, tile, kTileRows, first, step, of_ranks);
     }
@@ -215,13 +188,6 @@ KernelFunction ForTile(int row_fragments) {
     if (row_fragments == 8) return Sm80W8A16<kWeight, kActivation, kMnMajor, 8, kLaunch>;
   }
   return nullptr;
-}
-
-// The instance with a norm: the smallest tile, beside bfloat16.
-template <DType kWeight>
-KernelFunction NormedKernelFor(bool mn_major) {
-  return mn_major ? Sm80W8A16<kWeight, DType::kBF16, true, 1, Launch::kNormed>
-                  : Sm80W8A16<kWeight, DType::kBF16, false, 1, Launch::kNormed>;
 }
 
 template <DType kWeight, DType kActivation, Launch kLaunch>

@@ -25,9 +25,9 @@ cudaLaunchConfig_t LaunchOf(dim3 blocks, int threads, size_t shared, cudaStream_
 }
 
 template <class AnyPlan>
-Status MakePlan(std::span<const Problem> problems, const Fused& fused, const Device& device,
+Status MakePlan(std::span<const Problem> problems, const Gate& gate, const Device& device,
                 size_t workspace, std::unique_ptr<AnyPlan>& plan) {
-  auto made = std::make_unique<W8A16Plan>(problems, fused, device, workspace);
+  auto made = std::make_unique<W8A16Plan>(problems, gate, device, workspace);
   JAXFP8_RETURN_IF_ERROR(made->Prepare());
   plan = std::move(made);
   return {};
@@ -40,9 +40,9 @@ Status Make(const Problem& problem, const Device& device, size_t workspace,
 
 }  // namespace
 
-W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Fused& fused, const Device& device,
+W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Gate& gate, const Device& device,
                      size_t workspace)
-    : fused_(fused), device_(device), workspace_(workspace) {
+    : gate_(gate), device_(device), workspace_(workspace) {
   for (const Problem& problem : problems) {
     problems_.push_back(WithWeightsOnRight(problem));
     swapped_.push_back(HasWeightsOnLeft(problem));
@@ -51,8 +51,7 @@ W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Fused& fused, cons
 }
 
 Launch W8A16Plan::LaunchKind() const {
-  if (fused_.norm) return Launch::kNormed;
-  if (fused_.gate) return Launch::kGated;
+  if (gate_) return Launch::kGated;
   return problems_.size() > 1 ? Launch::kSeveral : Launch::kOne;
 }
 
@@ -65,9 +64,7 @@ Status W8A16Plan::Prepare() {
   // The target of the device's code: the driver may have translated it from PTX of an older
   // architecture.
   clusters_ = attributes.ptxVersion >= 90;
-  if ((fused_.gate || fused_.norm) && !clusters_) {
-    return "the library has no kernel with a gate or a norm for this device";
-  }
+  if (gate_ && !clusters_) return "the library has no kernel with a gate for this device";
   status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
   if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
   int blocks = 0;
@@ -86,8 +83,7 @@ Status W8A16Plan::Prepare() {
   return {};
 }
 
-Status W8A16Plan::RunAll(std::span<const Buffers> given, const void* gain,
-                         cudaStream_t stream) const {
+Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
   Parts parts{};
   parts.tiles = tiles_;
   for (size_t i = 0; i < problems_.size(); ++i) {
@@ -95,8 +91,8 @@ Status W8A16Plan::RunAll(std::span<const Buffers> given, const void* gain,
     JAXFP8_RETURN_IF_ERROR(ClearAmax(problems_[i], buffers, stream));
     parts.of[i] = ArgumentsFor(problems_[i], buffers);
     parts.of[i].schedule = PartSchedule(problems_[i], schedule_);
-    if (!clusters_) parts.of[i].partials = static_cast<float*>(buffers.workspace);
-    AddFused(fused_, i, gain, parts.of[i]);
+    parts.of[i].partials = static_cast<float*>(buffers.workspace);
+    if (gate_) parts.of[i].epilogue.rounded = gate_.rounded[i];
   }
   if (Empty(joint_)) return {};
   if (given.front().workspace_bytes < workspace_) {
@@ -160,12 +156,12 @@ Status W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t stream) 
                    "sm80_w8a16 reduce");
 }
 
-Status PlanJoint(std::span<const Problem> problems, const Fused& fused, const Device& device,
+Status PlanJoint(std::span<const Problem> problems, const Gate& gate, const Device& device,
                  std::unique_ptr<W8A16Plan>& plan) {
   std::vector<Problem> oriented;
   for (const Problem& problem : problems) oriented.push_back(WithWeightsOnRight(problem));
-  JAXFP8_RETURN_IF_ERROR(WhyNotFused(oriented, fused, device));
-  return MakePlan(problems, fused, device, 0, plan);
+  JAXFP8_RETURN_IF_ERROR(WhyNotGated(oriented, gate, device));
+  return MakePlan(problems, gate, device, 0, plan);
 }
 
 }  // namespace w8a16

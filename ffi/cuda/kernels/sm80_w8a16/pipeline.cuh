@@ -23,10 +23,8 @@ namespace jaxfp8::cuda::w8a16 {
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
 //   kWgmma         whether wgmma reads the activations
-//   kNorm          whether a stage has the gain of a norm
 //   kFine          whether a stage has fine scales
-template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kNorm,
-          bool kFine = false>
+template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kFine = false>
 class Pipeline {
  public:
   //   depth_tile  the first tile of K
@@ -59,7 +57,7 @@ class Pipeline {
 
  private:
   static constexpr int kStages = kFine ? kFineStages : StagesFor(kRowFragments);
-  static constexpr int kStageBytes = SharedBytes(kRowFragments, kNorm, kFine) / kStages;
+  static constexpr int kStageBytes = SharedBytes(kRowFragments, kFine) / kStages;
   struct NoScales {
     __device__ __forceinline__ NoScales(const Arguments&, const BlockTile&) {}
   };
@@ -88,7 +86,7 @@ class Pipeline {
   int32_t depth_tile_;  // the next to copy
   uint8_t* stages_;
   int stage_ = 0;  // the next to read
-  Loader<kActivation, kMnMajor, kRowFragments, kWgmma, kNorm> loader_;
+  Loader<kActivation, kMnMajor, kRowFragments, kWgmma> loader_;
   std::conditional_t<kFine, FineScaleLoader<kMnMajor>, NoScales> scales_;
 };
 

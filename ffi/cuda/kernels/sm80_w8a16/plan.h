@@ -20,28 +20,25 @@ namespace jaxfp8::cuda::w8a16 {
 class W8A16Plan final : public Plan {
  public:
   // Either several problems for one launch (`WhyNotJoint`), or one problem of any kind. Either side
-  // may be the 8-bit one. Several may have a gate or a norm (`WhyNotFused`).
-  W8A16Plan(std::span<const Problem> problems, const Fused& fused, const Device& device,
+  // may be the 8-bit one. Two may have a gate (`WhyNotGated`).
+  W8A16Plan(std::span<const Problem> problems, const Gate& gate, const Device& device,
             size_t workspace);
 
   // Fits the kernel to the device.
   Status Prepare();
 
   Status Run(const Buffers& buffers, cudaStream_t stream) const override {
-    return RunAll({&buffers, 1}, nullptr, stream);
+    return RunAll({&buffers, 1}, stream);
   }
   // Computes all problems, each with its buffers; the workspace is that of the first.
-  //   gain  of the norm, or null without one
-  Status RunAll(std::span<const Buffers> buffers, const void* gain, cudaStream_t stream) const;
+  Status RunAll(std::span<const Buffers> buffers, cudaStream_t stream) const;
 
  private:
   Status CountClusters(Capacity& capacity) const;
-  int Shared() const {
-    return SharedBytes(RowFragmentsFor(joint_), fused_.norm, HasFineScales(joint_));
-  }
+  int Shared() const { return SharedBytes(RowFragmentsFor(joint_), HasFineScales(joint_)); }
   Launch LaunchKind() const;
   // The products whose blocks share a cluster.
-  int InCluster() const { return fused_.gate ? 2 : 1; }
+  int InCluster() const { return gate_ ? 2 : 1; }
   cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
                                       cudaLaunchAttribute& attribute) const;
   Status LaunchMainloop(const Parts& parts, cudaStream_t stream) const;
@@ -49,7 +46,7 @@ class W8A16Plan final : public Plan {
 
   std::vector<Problem> problems_;  // rhs is the 8-bit side
   std::vector<bool> swapped_;
-  Fused fused_;
+  Gate gate_;
   Problem joint_;  // all of them as one
   PartTiles tiles_;
   Device device_;
@@ -60,7 +57,7 @@ class W8A16Plan final : public Plan {
 };
 
 // Makes a plan for problems in one launch.
-Status PlanJoint(std::span<const Problem> problems, const Fused& fused, const Device& device,
+Status PlanJoint(std::span<const Problem> problems, const Gate& gate, const Device& device,
                  std::unique_ptr<W8A16Plan>& plan);
 
 }  // namespace jaxfp8::cuda::w8a16

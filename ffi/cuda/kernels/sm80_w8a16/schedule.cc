@@ -127,7 +127,7 @@ bool SharesBlocks(const Problem& a, const Problem& b) {
          (!varies || a.rhs.tiles.tile_depth == b.rhs.tiles.tile_depth);
 }
 
-Status WhyNotGated(std::span<const Problem> problems) {
+Status WhyNotPair(std::span<const Problem> problems) {
   if (problems.size() != 2) return "a gated launch multiplies the outputs of two products";
   const Problem &gate = problems[0], &up = problems[1];
   if (gate.columns != up.columns || !SharesBlocks(gate, up)) {
@@ -135,14 +135,6 @@ Status WhyNotGated(std::span<const Problem> problems) {
            "contracted axis";
   }
   return {};
-}
-
-Status WhyNotNorm(const Problem& problem) {
-  if (problem.rows > kMaxNormRows || problem.lhs.dtype != DType::kBF16 || problem.lhs.scale) {
-    return "a norm is inside products of up to " + std::to_string(kMaxNormRows) +
-           " rows of bfloat16 without scales";
-  }
-  return problem.batch == 1 ? "" : "a norm is inside products without a batch";
 }
 
 Status WhyNotTypes(const Problem& problem) {
@@ -301,7 +293,7 @@ Status WhyNotForm(const Problem& problem) {
 
 Status WhyNotProblem(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) return NeedsCapability(80, device);
-  const int shared = SharedBytes(RowFragmentsFor(problem), false, HasFineScales(problem));
+  const int shared = SharedBytes(RowFragmentsFor(problem), HasFineScales(problem));
   if (static_cast<int>(device.shared_bytes) < shared) {
     return "it needs " + std::to_string(shared) +
            " bytes of shared memory per block, and the device has " +
@@ -332,22 +324,18 @@ Status WhyNotJoint(std::span<const Problem> problems, const Device& device) {
   return TooLarge(JointProblem(problems)) ? "it counts its tiles in 32 bits" : "";
 }
 
-Status WhyNotFused(std::span<const Problem> problems, const Fused& fused, const Device& device) {
+Status WhyNotGated(std::span<const Problem> problems, const Gate& gate, const Device& device) {
   JAXFP8_RETURN_IF_ERROR(WhyNotJoint(problems, device));
-  if (!fused.gate && !fused.norm) return {};
+  if (!gate) return {};
   for (const Problem& problem : problems) {
     if (!HasPlainEpilogue(problem)) {
-      return "products with a gate or a norm have no zero points, amax or 8-bit outputs";
+      return "products of a gated launch have no zero points, amax or 8-bit outputs";
     }
     if (HasFineScales(problem)) {
-      return "scales of products with a gate or a norm change every multiple of 128 along K";
+      return "scales of products of a gated launch change every multiple of 128 along K";
     }
   }
-  if (fused.norm) {
-    if (fused.gate) return "a launch has a norm or a gate";
-    JAXFP8_RETURN_IF_ERROR(WhyNotNorm(problems.front()));
-  }
-  return fused.gate ? WhyNotGated(problems) : "";
+  return WhyNotPair(problems);
 }
 
 bool HasPlainEpilogue(const Problem& problem) {

@@ -58,20 +58,15 @@ JAXFP8_HD constexpr bool HasOwnInstance(int row_fragments) { return row_fragment
 JAXFP8_HD constexpr int ActivationBytes(int row_fragments) {
   return row_fragments * 8 * kActivationChunks * 16;
 }
-//   norm  whether the gain of a norm lies behind the activations, in up to float32
-JAXFP8_HD constexpr int StageBytes(int row_fragments, bool norm = false) {
-  return kWeightBytes + ActivationBytes(row_fragments) + (norm ? kTileDepth * 4 : 0);
+JAXFP8_HD constexpr int StageBytes(int row_fragments) {
+  return kWeightBytes + ActivationBytes(row_fragments);
 }
 // Room for the stages. At the end the sums of the tile overwrite them.
 //   fine  whether a stage has fine scales
-JAXFP8_HD constexpr int SharedBytes(int row_fragments, bool norm = false, bool fine = false) {
+JAXFP8_HD constexpr int SharedBytes(int row_fragments, bool fine = false) {
   if (fine) return kFineStages * (StageBytes(row_fragments) + kFineScaleBytes);
-  return StagesFor(row_fragments) * StageBytes(row_fragments, norm);
+  return StagesFor(row_fragments) * StageBytes(row_fragments);
 }
-
-// A norm inside the product takes this many rows, the smallest tile. With 16 rows on an H200 the
-// arithmetic costs what the norm's own kernel does.
-inline constexpr int64_t kMaxNormRows = 8;
 
 // An output tile, in tiles along each axis.
 struct TileCoord {
@@ -104,15 +99,6 @@ struct Gate {
   DType rounded[2] = {DType::kNone, DType::kNone};  // the types of y0 and y1; kNone without a gate
 
   JAXFP8_HD explicit operator bool() const { return rounded[0] != DType::kNone; }
-};
-
-// What a launch does beside its products.
-struct Fused {
-  Gate gate;
-  bool norm = false;  // the rows are an RMSNorm of the activations
-  float epsilon = 0.0f;
-  bool wide_gain = false;    // float32, else bfloat16
-  float gain_offset = 0.0f;  // added to the gain
 };
 
 // 32 bits, because a block divides a few times before its first load and 64-bit divisions are slow.
@@ -174,8 +160,8 @@ Schedule PartSchedule(const Problem& problem, const Schedule& joint);
 
 // Why one launch cannot compute the problems, each with the weights as rhs.
 Status WhyNotJoint(std::span<const Problem> problems, const Device& device);
-// Why one launch cannot compute them with a gate or a norm.
-Status WhyNotFused(std::span<const Problem> problems, const Fused& fused, const Device& device);
+// Why one launch cannot compute them, or multiply their outputs if there is a gate.
+Status WhyNotGated(std::span<const Problem> problems, const Gate& gate, const Device& device);
 
 // No zero points, amax, out_scale or 8-bit output.
 bool HasPlainEpilogue(const Problem& problem);

@@ -203,31 +203,6 @@ __device__ __forceinline__ float4 SumOfRanks(const Sums& sums, int split, int ro
   return sum;
 }
 
-// The sums of rows that a norm divides: they are of the unnormalised rows.
-struct NormedSums {
-  ClusterSums of_ranks;
-  const Arguments& a;
-
-  __device__ __forceinline__ void Wait() const { of_ranks.Wait(); }
-
-  // One over the root mean square of a row: its squares lie behind its sums.
-  __device__ __forceinline__ float Inverse(int row) const {
-    const float4 sum = SumOfRanks(of_ranks, a.schedule.split, row, kTileColumns);
-    const float mean = ((sum.x + sum.y) + (sum.z + sum.w)) / static_cast<float>(a.depth);
-    return rsqrtf(mean + a.epilogue.epsilon);
-  }
-};
-
-__device__ __forceinline__ float4 Scaled(const float4& y, float factor) {
-  return make_float4(y.x * factor, y.y * factor, y.z * factor, y.w * factor);
-}
-
-__device__ __forceinline__ float4 SumOfRanks(const NormedSums& sums, int split, int row,
-                                             int column) {
-  const float4 sum = SumOfRanks(sums.of_ranks, split, row, column);
-  return Scaled(sum, sums.Inverse(row));
-}
-
 // Adds up the ranks' sums of a tile and stores its outputs.
 //   tile_rows    of the tile
 //   first, step  the thread's quads; a warp has neighbours
@@ -281,8 +256,6 @@ __device__ __forceinline__ void FetchEpilogue(const Arguments& a) {
 }
 
 // `StoreTile` of a gated launch. The outputs of both products, each rounded, are multiplied.
-//   kNorm  whether a norm divides the rows
-template <bool kNorm>
 __device__ __forceinline__ void StoreGatedTile(const Parts& parts, const BlockTile& tile,
                                                int tile_rows, int first, int step,
                                                const ClusterSums& sums) {
@@ -301,12 +274,8 @@ __device__ __forceinline__ void StoreGatedTile(const Parts& parts, const BlockTi
     if (i != first) one = outputs_at(a, i), other = outputs_at(b, i);
     if (one.q.count == 0) continue;
     const int in_tile = i % kQuads * 4;
-    float4 first_sum = SumOfRanks(sums, split, i / kQuads, in_tile);
-    float4 second_sum = SumOfRanks(SecondSums{sums, split}, split, i / kQuads, in_tile);
-    if constexpr (kNorm) {
-      const float inverse = NormedSums{sums, a}.Inverse(i / kQuads);
-      first_sum = Scaled(first_sum, inverse), second_sum = Scaled(second_sum, inverse);
-    }
+    const float4 first_sum = SumOfRanks(sums, split, i / kQuads, in_tile);
+    const float4 second_sum = SumOfRanks(SecondSums{sums, split}, split, i / kQuads, in_tile);
     float y[4], z[4];
     one.Apply(a, first_sum, y);
     other.Apply(b, second_sum, z);
