@@ -148,7 +148,7 @@ def test_rows_that_are_no_number_are_refused(rows):
 
 
 def test_rows_of_a_recipe_without_activations_are_refused():
-    with pytest.raises(ValueError, match="activations are left as they are"):
+    with pytest.raises(ValueError, match="activations stay as they are"):
         dataclasses.replace(jaxfp8.FP8_W8A16, rows=8)
 
 

@@ -97,7 +97,7 @@ TAKEN = [
     (product("int8", "int8", tiles=((1, 4096), (1, 128))), {90: "decoded_w8a16"}),
     (mx(product("bfloat16", E4M3, m=8, tiles=FINE)), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
     (mx(product("bfloat16", E4M3, tiles=FINE)), {80: "cublaslt_wide", 90: "sm90_gemm"}),
-    (mx(product(E4M3, E4M3, tiles=((1, 32),) * 2)), {80: "cublaslt_wide", 90: "decoded_w8a16"}),
+    (mx(product(E4M3, E4M3, tiles=((1, 32),) * 2)), {80: "cublaslt_wide", 90: "cublaslt_wide"}),
     (mx(product(E5M2, E5M2, m=1, tiles=((1, 32),) * 2)), {80: "decoded_w8a16"}),
     (product("float16", E4M3, m=512, tiles=(None, (1, 128))), {90: "cublaslt_wide"}),
     (product("float32", E4M3, tiles=WEIGHTS), {80: "general", 90: "general"}),
