@@ -574,3 +574,14 @@ def test_tokens_that_the_compiler_splits_give_the_same(recipe, kind):
 def test_wrong_arguments_are_refused(wrong, reason):
     with pytest.raises(ValueError, match=rf"jaxfp8\.nnx\.MoE.*{reason}"):
         jaxfp8.nnx.MoE(WIDTH, HIDDEN, **{**MIXTRAL, **wrong}, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("experts", [2, 6])
+def test_devices_that_do_not_divide_the_experts_are_an_error(experts):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    layer = jaxfp8.linen.MoE(8, num_experts=experts, top_k=1, axis_name="x")
+    split = jax.shard_map(
+        lambda x: layer.init(jax.random.key(0), x), mesh=mesh, in_specs=P("x"), out_specs=P()
+    )
+    with pytest.raises(ValueError, match=f"is {experts}, but a multiple of the 4 devices"):
+        split(jnp.ones((8, 4)))

@@ -21,7 +21,7 @@ from jaxfp8._bench._measure import Contender, Missing, contender
 from jaxfp8._bench._products import KINDS, Kind, Shape, normal, quantize_rows, widened
 
 REWRITTEN, WRITTEN = "jaxfp8 rewritten", "as written"
-_PRODUCTS, _STACKED = 150, 8  # so many products are drawn; stacks have so many
+_PRODUCTS, _STACKED = 150, 8  # products drawn; matrices in a stack
 _E4M3, _E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 # N and K of MiniLM, GPT-2, Llama of 1B, 8B and 70B, DeepSeek-V3; and rows.
 _WEIGHTS = (

@@ -31,12 +31,13 @@ class Routing:
 
     Attributes:
       operation: the layer, for errors.
-      num_experts, top_k: number of experts, and of those of one token.
+      num_experts, top_k: number of experts, and number that each token uses.
       score: "softmax" over all experts, or "sigmoid" of each.
       renormalize: whether the weights of a token are divided by their sum.
       scale: a factor of all weights.
       num_groups, top_groups: number of equal groups of experts, and of those a token may choose
-        from. The score of a group is its largest; with "sigmoid" the sum of its two largest.
+        from. A group's score is its largest expert score; with "sigmoid", the sum of its two
+        largest.
     """
 
     operation: str
@@ -143,14 +144,28 @@ def mixture(
 
 
 def here(experts: int, axis_name: str | None) -> int:
-    """Number of experts on this device."""
-    return experts if axis_name is None else experts // jax.lax.axis_size(axis_name)
+    """Number of experts on this device.
+
+    Raises:
+      ValueError: the devices cannot have the same number.
+    """
+    if axis_name is None:
+        return experts
+    devices = jax.lax.axis_size(axis_name)
+    if experts % devices:
+        needs = f"a multiple of the {devices} devices of axis `{axis_name}` is needed"
+        remedy = "split experts over another axis, or keep all of them on each device"
+        raise ValueError(message("jaxfp8.MoE", "`num_experts`", f"is {experts}", needs, remedy))
+    return experts // devices
 
 
 def _mixed(
     x: jax.Array, weights: jax.Array, chosen: jax.Array, experts: int, network: Network
 ) -> jax.Array:
-    """Tokens [T, D] through the experts [T, k]; one numbered `experts` is nobody, and gives 0."""
+    """Tokens [T, D] through the experts [T, k].
+
+    The index `experts` means no expert on this device; such rows add 0.
+    """
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     numbers = jnp.arange(order.size, dtype=order.dtype)

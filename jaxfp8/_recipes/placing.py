@@ -332,7 +332,7 @@ def _misfit(operation: str, place: Place, name: str, value: Any, sizes: Shape) -
     got = f"has shape {tuple(value.shape)}"
     needs = f"`{place.path}` of shape {place.shape} needs {sizes}"
     if place.contracting is not None and tuple(value.shape) == place.shape:
-        remedy = "a weight is [N, K], as torch stores it: pass `.T` of it"
+        remedy = "a weight is [N, K], as torch stores it: pass `.mT` of it"
     else:
         remedy = "make the model with the sizes of the checkpoint, or name another tensor"
     return ValueError(message(operation, f"tensor `{name}`", got, needs, remedy))

@@ -64,7 +64,7 @@ def check_groups(operation: str, recipe: Recipe) -> None:
     if recipe.terms is None and recipe.compute is None:
         return
     needs = "groups are multiplied as they are held"
-    remedy = "give experts a recipe without `terms` and `compute`, such as INT8_DYNAMIC, by a rule"
+    remedy = "give experts a recipe without `terms` and `compute`, such as INT8_DYNAMIC"
     raise ValueError(message(operation, "`recipe`", f"is {recipe.name}", needs, remedy))
 
 

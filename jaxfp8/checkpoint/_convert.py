@@ -165,7 +165,7 @@ class _Plan:
         if found and not self._floats:
             name, why = next(iter(found.items()))
             more = f"{_FLAG} ({len(found) - 1} more)" if len(found) > 1 else _FLAG
-            what, needs = f"is {shapes[name]}, {why}", "a server has to hold it"
+            what, needs = f"is {shapes[name]}; {why}", "a server has to hold it"
             raise CheckpointError(self._checkpoint.path, name, what, needs, more)
         for name in found:
             del self._forms[name]
@@ -282,13 +282,13 @@ def _why_not(name: str, shape: Shape, form: Held, kept: Mapping[str, str]) -> st
     """Why servers cannot hold a weight; "" if they can."""
     usual = (dtypes.FLOAT8[0], dtypes.EIGHT_BIT_INTS[0])
     if form.dtype not in usual:
-        return f"whose codes servers do not hold ({dtypes.names(usual)} alone)"
+        return f"servers do not hold its codes ({dtypes.names(usual)} alone)"
     if not _save.is_linear(name, shape):
-        return "which is no layer's weight [N, K]"
+        return "it is no layer's weight [N, K]"
     if name in kept:
         return f"{kept[name]}; servers hold these in floats"
     if form.kind == "int" and form.strategy == "block":
-        return "whose blocks of int8 servers do not hold"
+        return "servers do not hold blocks of int8"
     if form.kind == "float" and form.strategy == "group" and not form.is_mx:
-        return "whose groups of e4m3 servers do not hold"
+        return "servers do not hold groups of e4m3"
     return ""

@@ -236,10 +236,10 @@ def test_gguf_becomes_packed_groups_of_32_with_a_config(tmp_path, monkeypatch):
 
 E5M2 = {"up.weight": codes((6, 8), ml_dtypes.float8_e5m2), "up.weight_scale": scales(())}
 LEFT = {
-    "e5m2": (E5M2, "whose codes servers do not hold"),
+    "e5m2": (E5M2, "servers do not hold its codes"),
     "experts": (
         {"experts.up": codes((2, 6, 8)), "experts.up_scale": scales((2, 1, 1))},
-        "which is no layer's weight",
+        "it is no layer's weight",
     ),
     "a table": (
         {"embed.weight": codes((6, 8)), "embed.weight_scale": scales(())},
@@ -247,11 +247,11 @@ LEFT = {
     ),
     "int8 in blocks": (
         {"up.weight": codes((200, 256), np.int8), "up.weight_scale": scales((2, 2))},
-        "whose blocks of int8 servers do not hold",
+        "servers do not hold blocks of int8",
     ),
     "e4m3 in groups": (
         {"up.weight": codes((6, 64)), "up.weight_scale": scales((6, 4))},
-        "whose groups of e4m3 servers do not hold",
+        "servers do not hold groups of e4m3",
     ),
 }
 

@@ -1,5 +1,5 @@
-// Path "decoded_w8a16": two 8-bit sides, one of them with scales that change so often along K that
-// no tensor core sums their products in 8 bits.
+// Path "decoded_w8a16": two 8-bit sides. The scales of one change along K more often than a tensor
+// core can rescale its sums.
 //
 //   the side with fewer values   -- kernels/pack -->   bfloat16, in the workspace
 //   the other side               -- in place ------>   `sm90_gemm` or `sm80_w8a16`, as its weights
