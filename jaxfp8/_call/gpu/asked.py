@@ -63,7 +63,7 @@ def reads_exponents(form: ScaledDotSpec, kernel: str = "") -> bool:
 
 def rows_beside(weights: str, form: ScaledDotSpec) -> int:
     """The rows of values beside weights: the lines of the other side of a canonical product."""
-    return _lines(form.rhs if weights == "lhs" else form.lhs)
+    return lines(form.rhs if weights == "lhs" else form.lhs)
 
 
 def workspace_bytes(
@@ -108,8 +108,9 @@ def _are_weights_left(form: ScaledDotSpec) -> bool:
     """Of two 8-bit sides the one with more lines is the weights."""
     if not dtypes.is_eight_bit(form.lhs.dtype):
         return False
-    return not dtypes.is_eight_bit(form.rhs.dtype) or _lines(form.lhs) > _lines(form.rhs)
+    return not dtypes.is_eight_bit(form.rhs.dtype) or lines(form.lhs) > lines(form.rhs)
 
 
-def _lines(side: OperandSpec) -> int:
+def lines(side: OperandSpec) -> int:
+    """The number of lines of the contracted axis."""
     return math.prod(side.sizes(side.free))

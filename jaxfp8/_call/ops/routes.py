@@ -73,7 +73,7 @@ def _kept_in_float32(form: ScaledDotSpec) -> Slower | None:
     """On an H200 8192 x 1536 x 384 took 268 us beside XLA's 72, and 48 x 768 x 768 13 beside 9."""
     if (
         "float32" not in (form.lhs.dtype, form.rhs.dtype)
-        or min(_lines(form.lhs), _lines(form.rhs)) <= _MOST_IN_FLOAT32
+        or min(asked.lines(form.lhs), asked.lines(form.rhs)) <= _MOST_IN_FLOAT32
     ):
         return None
     why = "XLA's program is faster on this GPU: it rounds float32 to TF32, and the product does not"
@@ -144,7 +144,7 @@ def _decoded_for_many_rows(form: ScaledDotSpec, path: str) -> Slower | None:
         if path != asked.WEIGHT_ONLY and not _varies(held):
             return None
         most = _FEW_ROWS if path == asked.WEIGHT_ONLY else _MOST_DECODED
-        rows = _lines(wide)
+        rows = asked.lines(wide)
         if rows > most:
             does = f"is for up to {most} rows, and these are {rows}"
             return Slower(_reason(path, does), f"{_LEAVE}, or give it fewer rows")
@@ -153,10 +153,6 @@ def _decoded_for_many_rows(form: ScaledDotSpec, path: str) -> Slower | None:
 
 def _reason(path: str, does: str) -> str:
     return f"XLA's program is faster on this GPU: the kernel for it, `{path}`, {does}"
-
-
-def _lines(side: OperandSpec) -> int:
-    return math.prod(side.sizes(side.free))
 
 
 def _varies(side: OperandSpec) -> bool:
