@@ -378,7 +378,7 @@ REFUSED = {
     "already [K, N]": (
         lambda: {**tensors(), "up.weight": jaxfp8.quantize(normal(32, 48))},
         ValueError,
-        r"a weight is \[N, K\].*pass `.T` of it",
+        r"a weight is \[N, K\].*pass `.mT` of it",
     ),
     "8 bits for a norm": (
         lambda: {**tensors(), "norm.weight": jaxfp8.quantize(jnp.ones(32))},
