@@ -41,7 +41,7 @@ test: setup-latest  ## the suite on the oldest JAX, then one case of each test o
 	$(call suite,.venv,--old-emitters); note $$?; \
 	$(call suite,.venv,-m same_bits); note $$?; \
 	if [ -x .venv-latest/bin/pytest ]; then \
-	  $(call suite,.venv-latest,--one-case -m "not gpu and not any_jax"); note $$?; \
+	  $(call suite,.venv-latest,--one-case -m "not gpu and not any_jax and not slow"); note $$?; \
 	fi; [ $$ran = 1 ] && [ $$failed = 0 ]
 
 test-quick: setup  ## one case of each test, on the oldest JAX

@@ -83,6 +83,7 @@ def test_import_starts_no_backend(tmp_path):
     run_python(_STARTS_NO_BACKEND, tmp_path)
 
 
+@pytest.mark.slow
 def test_layers_and_their_framework_are_imported_when_first_used(tmp_path):
     run_python(
         "import sys, jaxfp8; assert 'flax' not in sys.modules; jaxfp8.testing.assert_rewritten; "
@@ -162,6 +163,7 @@ def test_every_public_name_exists_and_is_documented(name):
     assert getattr(jaxfp8, name).__doc__
 
 
+@pytest.mark.slow
 def test_suite_starts_where_pytest_benchmark_warns(tmp_path):
     """An older one does beside pytest-xdist; here a plugin of its name stands in for it."""
     metadata = tmp_path / "stand_in-1.dist-info"

@@ -63,6 +63,7 @@ def test_float32_similarities_are_the_published_ones(loaded, params):
 @pytest.mark.parametrize("make", [measure.as_written, measure.rewritten], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.same_bits
+@pytest.mark.slow
 def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, make):
     sentences = Tokenizer(loaded.tokenizer)(SOME)
     program = make(quantise(params, recipe), recipe)
@@ -151,6 +152,7 @@ def test_reason_follows_what_ran(kernel, why):
     assert why in line
 
 
+@pytest.mark.slow
 def test_programs_are_shown_the_fastest_first(result):
     rows = words.programs(result)
     assert {row[0] for row in rows} == {"float32, XLA", "FP8_W8A16, XLA", "FP8_W8A16, jaxfp8"}
@@ -247,6 +249,7 @@ def test_absent_file_is_reported(tmp_path):
 # What is required
 
 
+@pytest.mark.slow
 def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
     # As if the library were not installed: then XLA computes, and the counters stand still.
     monkeypatch.setattr(measure.testing, "kernel_calls", lambda platform: {})
@@ -322,6 +325,7 @@ def run_demo(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_demo_shows_all_recipes_beside_float32_and_xla():
     sentences = ["How far is the moon?", "What is the distance to the moon?"]
     shown = run_demo(*sentences)
@@ -332,6 +336,7 @@ def test_demo_shows_all_recipes_beside_float32_and_xla():
         assert f"{recipe}, jaxfp8" in shown
 
 
+@pytest.mark.slow
 def test_demo_measures_one_recipe_alone():
     shown = run_demo("--recipe", "FP8_W8A16", "A cat.")
     assert "FP8_W8A16, jaxfp8" in shown

@@ -13,6 +13,8 @@ from minilm.quantise import WEIGHT_MATRICES, load_params
 from minilm.sentences import ORDINARY
 from minilm.text import Tokenizer, make_batches
 
+pytestmark = pytest.mark.any_jax
+
 RECIPES = [jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK, jaxfp8.INT8_DYNAMIC]
 # The demo's bars; blocks are held to that of the scheme with coarser scales.
 LEAST = job.LEAST_TO_F32 | {"FP8_BLOCK": job.LEAST_TO_F32["FP8_DYNAMIC"]}

@@ -126,6 +126,7 @@ for path in sys.argv[1:]:
 @pytest.mark.parametrize(
     "first", ["", "import jax; jax.devices()"], ids=["import first", "backend first"]
 )
+@pytest.mark.slow
 def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path, first):
     paths = []
     for name, (fun, args) in PROGRAMS.items():

@@ -8,6 +8,8 @@ from gpt.model import Config
 from gpt.serve import generator, quality, server, tokens_per_second
 from gpt.train import Run, first_state, model_of
 
+pytestmark = pytest.mark.any_jax
+
 SMALL = Config(layers=2, width=32, heads=2, length=24)
 
 
@@ -17,6 +19,7 @@ def params():
 
 
 @pytest.mark.parametrize("name", ["f32", "FP8_DYNAMIC"])
+@pytest.mark.slow
 def test_generated_tokens_are_those_that_the_whole_text_gives(params, name):
     made = server(name, params, SMALL)
     prompt = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 8)), jnp.int32)
@@ -31,6 +34,7 @@ def test_8_bit_parameters_are_a_quarter_of_the_float_ones(params):
     assert sizes["INT8_DYNAMIC"] < 0.4 * sizes["f32"]
 
 
+@pytest.mark.slow
 def test_measurements_name_every_server(params):
     servers = [server(name, params, SMALL) for name in ("f32", "FP8_W8A16")]
     found = quality(servers, batches=1)

@@ -49,6 +49,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_explain_prints_the_report_with_the_users_line(folder):
     done = run_main(folder, "explain", "my_model:forward", "--args", "my_model:arguments")
     assert done.returncode == 0, done.stderr

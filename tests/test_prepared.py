@@ -393,6 +393,7 @@ def test_wrong_use_says_what_to_do():
         jaxfp8.matmul(x, p, bias=jnp.ones(63))
 
 
+@pytest.mark.slow
 def test_recipes_take_prepared_weights():
     x, numbers = normal(3, 64, seed=1), (((1,), (0,)), ((), ()))
     recipes = (jaxfp8.INT8_DYNAMIC, jaxfp8.INT8_ASYMMETRIC, jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC)

@@ -15,6 +15,8 @@ import specs
 from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._call.reference import dot_reference
 
+pytestmark = pytest.mark.any_jax
+
 CASES_PER_TEST = 50
 
 

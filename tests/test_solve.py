@@ -8,6 +8,8 @@ import pytest
 import jaxfp8
 from jaxfp8._ops import solve as solving
 
+pytestmark = pytest.mark.any_jax
+
 SIZE = 64
 
 

@@ -14,6 +14,8 @@ from jaxfp8._call.library import ffi
 from jaxfp8._ops import products
 from jaxfp8._ops import terms as terms_of
 
+pytestmark = pytest.mark.any_jax
+
 MATRICES = (((1,), (0,)), ((), ()))
 
 
@@ -197,6 +199,7 @@ def test_derivatives_are_those_of_the_product(case):
     close(*twice)
 
 
+@pytest.mark.slow
 def test_the_second_derivative_through_a_scan_is_that_of_the_product():
     rng = np.random.default_rng(6)
     w, x = draw(rng, (4, 4), 0.0), draw(rng, (2, 4), 0.0)

@@ -81,6 +81,7 @@ ALONG = normal(32, 24, seed=2), normal(24, 8, seed=3)
 
 
 @each_recipe
+@pytest.mark.slow
 def test_hessian_of_two_layers_is_straight_through_in_both_modes(recipe):
     def loss(dot):
         return functools.partial(
@@ -150,6 +151,7 @@ def layer(x, w):
 
 
 @pytest.mark.parametrize("region", REGIONS.values(), ids=REGIONS)
+@pytest.mark.slow
 def test_regions_change_no_second_derivative(region):
     assert all(far(got, of_unrolled_layers()) < 0.05 for got in second(region))
 

@@ -11,6 +11,8 @@ from jaxfp8._bench._case import measured
 from jaxfp8._bench._measure import Missing
 from jaxfp8._bench._products import KINDS, SAME, normal, product
 
+pytestmark = pytest.mark.any_jax
+
 # More than a block of scales and not a multiple of one; columns that can be prepared.
 SIDE = 192
 # Why a contender may be missing here.
@@ -123,6 +125,7 @@ def first_of(results):
     return np.asarray(jax.tree.leaves(results)[0], np.float64)
 
 
+@pytest.mark.slow
 def test_a_copy_is_the_peak_of_what_memory_limits_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_peaks, "_COPIED", 1 << 11)
     _peaks.copy.cache_clear()

@@ -46,6 +46,7 @@ def check_record(run):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+@pytest.mark.slow
 def test_it_draws(tmp_path, short, suffix):
     path = tmp_path / f"run{suffix}"
     assert bench(*TINY[:-1], "int8 1x", "--plot", str(path)) == 0
@@ -93,6 +94,7 @@ def test_shapes_of_a_model_and_others_go_together(capsys):
     assert {"int8 2x384x384", "int8 2x32x16"} <= set(lines)
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_a_line_and_the_run_goes_on(tmp_path, short, monkeypatch, capsys):
     """And what was measured before a later case fails is in the file."""
 
@@ -141,6 +143,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypat
     assert "No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_missing_peer_says_how_to_install_it(short, monkeypatch, capsys):
     monkeypatch.setattr("jaxfp8._bench._peers.importlib.util.find_spec", lambda name: None)
     assert bench(*TINY) == 0
@@ -173,11 +176,13 @@ def test_without_matplotlib_a_plot_is_refused_before_measuring(monkeypatch, caps
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_weight_that_cannot_be_prepared_is_no_failure(short, capsys):
     assert bench("--shapes", "1x63x16", "--quick", "--only", "w8a32") == 0
     assert "jaxfp8 prepared: it has 63 columns" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_into_a_pipe_a_row_is_a_line(short, monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert bench(*TINY) == 0
@@ -185,6 +190,7 @@ def test_into_a_pipe_a_row_is_a_line(short, monkeypatch, capsys):
     assert "contender" in shown and "│" not in shown
 
 
+@pytest.mark.slow
 def test_the_command_works_in_a_process_of_its_own():
     command = [sys.executable, "-m", "jaxfp8", "bench", "--list", "--threads", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

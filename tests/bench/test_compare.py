@@ -16,6 +16,8 @@ from jaxfp8._bench.compare import options, result
 from jaxfp8._bench.compare.result import Compared, Result
 from jaxfp8._value.accuracy import Error
 
+pytestmark = pytest.mark.any_jax
+
 ODD = (17, 19, 131)
 BY_NAME = {way.name: way for way in WAYS}
 
@@ -25,6 +27,7 @@ def compare(*arguments):
 
 
 @pytest.mark.parametrize("distribution", drawing.DISTRIBUTIONS)
+@pytest.mark.slow
 def test_every_way_stays_within_its_bounds(distribution):
     data = drawing.drawn(distribution, ODD)
     compared = result.compared(data, WAYS, "cpu", rounds=0, verify=True)
@@ -102,6 +105,7 @@ def test_nan_is_past_every_bound(monkeypatch, capsys):
     assert "0 of 1 within their bounds" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):
     pytest.importorskip("matplotlib")
     record, page = tmp_path / "run.json", tmp_path / "run.html"
@@ -162,6 +166,7 @@ def test_a_way_that_fails_is_a_line_and_the_others_go_on(monkeypatch, capsys):
     assert "broken: ValueError: it is broken" in shown and "INT8 channel" in shown
 
 
+@pytest.mark.slow
 def test_matrices_come_from_files(tmp_path, capsys):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "w.npy", rng.standard_normal((24, 16)))

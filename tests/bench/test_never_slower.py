@@ -15,6 +15,8 @@ from jaxfp8._bench._measure import Timing
 from jaxfp8._bench._products import KINDS
 from jaxfp8._bench._written import REWRITTEN, WRITTEN, Drawn
 
+pytestmark = pytest.mark.any_jax
+
 DRAWN = Drawn(
     kind="dense", rows=5, n=128, k=256, dtype="e4m3", scales="channel", x="bf16",
     is_transposed=False, epilogue="",
@@ -118,6 +120,7 @@ TINY = _decoder.MODELS["tiny"]
     ],
     ids=["decode", "prefill", "train"],
 )
+@pytest.mark.slow
 def test_a_program_computes_the_same(make):
     ours, written = (make().contenders[name].enqueue() for name in (REWRITTEN, WRITTEN))
     for a, b in zip(*map(jax.tree.leaves, (ours, written)), strict=True):

@@ -54,6 +54,7 @@ def error(a, b):
 
 
 @pytest.mark.parametrize("name", ["decode", "prefill"])
+@pytest.mark.slow
 def test_every_form_of_a_step_computes_it(name, monkeypatch):
     """Against the same decoder in float32, on the same weights, tokens and cache."""
     given = {}
@@ -73,6 +74,7 @@ def test_every_form_of_a_step_computes_it(name, monkeypatch):
         assert error(form.enqueue(), exact) <= ERRORS[label], label
 
 
+@pytest.mark.slow
 def test_gradients_of_a_training_step_are_those_of_bfloat16():
     """After two steps: the first ones of delayed scales have no history."""
     forms = case_of("train").contenders
@@ -110,6 +112,7 @@ def test_bytes_are_those_that_a_step_reads():
 
 
 @pytest.mark.parametrize("kind", ["decode", "train"])
+@pytest.mark.slow
 def test_the_command_writes_times_and_kernels(tmp_path, short, capsys, kind):
     pytest.importorskip("matplotlib")
     record, page = tmp_path / "step.json", tmp_path / "step.html"

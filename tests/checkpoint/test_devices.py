@@ -212,6 +212,7 @@ def measured(tmp_path, layers, shape):
     return *json.loads(done.stdout), (large / "model.safetensors").stat().st_size
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_file_and_one_tensor(tmp_path):
     peak, resident, size = measured(tmp_path, 6, (2048, 4096))
     assert resident <= 1.02 * size

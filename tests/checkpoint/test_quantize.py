@@ -208,6 +208,7 @@ def test_command_quantizes_and_inspects(source, tmp_path, capsys):
     assert "compressed-tensors, float-quantized" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_part_of_the_largest_tensor(tmp_path):
     size = 64 << 20
     checkpoint.save(

@@ -303,6 +303,7 @@ checkpoint.save(sys.argv[1], {"new.weight": q}, overwrite=True)
 @pytest.mark.parametrize(
     "call", [("pwrite", "2"), ("fsync", "1"), ("rename", "1"), ("rename", "2")]
 )
+@pytest.mark.slow
 def test_process_that_is_killed_loses_nothing(tmp_path, call):
     checkpoint.save(tmp_path / "m", {"up.weight": Q})
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "m"), *call], check=False)

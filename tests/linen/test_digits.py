@@ -13,6 +13,7 @@ def data():
 
 
 @pytest.mark.parametrize("api", digits.TRAINERS)
+@pytest.mark.slow
 def test_a_perceptron_learns_digits_in_fp8_as_in_bfloat16(api, data):
     if api == "nnx":
         pytest.importorskip("jaxfp8.nnx")

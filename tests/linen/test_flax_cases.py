@@ -160,6 +160,7 @@ def test_fnuz_types_are_not_ours(cls):
 
 @pytest.mark.parametrize(("first", "second"), [(THEIRS, OURS), (OURS, THEIRS)])
 @pytest.mark.same_bits
+@pytest.mark.slow
 def test_a_run_continues_with_the_other_class(first, second, tmp_path):
     import orbax.checkpoint
 

@@ -32,11 +32,13 @@ def curve_of():
     return losses
 
 
+@pytest.mark.slow
 def test_the_model_learns_in_fp8(curve_of):
     losses = curve_of("delayed")
     assert np.mean(losses[-5:]) < losses[0] - 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_identically(tmp_path, curve_of):
     run = run_of("delayed")
     half, losses = train.train(run, train.first_state(run), until=10)
@@ -45,6 +47,7 @@ def test_a_resumed_run_continues_identically(tmp_path, curve_of):
     assert losses + rest == curve_of("delayed")[:20]
 
 
+@pytest.mark.slow
 def test_each_layer_of_the_scan_has_a_scaling_state_that_moves():
     run = run_of("delayed")
     state, _ = train.train(run, train.first_state(run), until=2)
@@ -89,6 +92,7 @@ def test_curves_are_drawn(tmp_path):
         ("model=4", "data=2,model=2", (2, 32, 64)),
     ],
 )
+@pytest.mark.slow
 def test_a_run_on_a_mesh_gives_the_losses_of_one_device(tmp_path, curve_of, mesh, other, shard):
     """Over a checkpoint that is restored onto another mesh."""
     run = dataclasses.replace(run_of("delayed"), mesh=mesh)
@@ -101,6 +105,7 @@ def test_a_run_on_a_mesh_gives_the_losses_of_one_device(tmp_path, curve_of, mesh
     np.testing.assert_allclose(losses + rest, curve_of("delayed")[:12], rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, curve_of):
     class Killed(Exception):
         pass

@@ -145,6 +145,7 @@ def test_preparing_twice_changes_nothing():
     assert jax.tree.structure(again) == jax.tree.structure(once)
 
 
+@pytest.mark.slow
 def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
     tokens = jnp.arange(6).reshape(2, 3)

@@ -169,6 +169,7 @@ def test_shared_scaling_wants_a_state():
         jaxfp8.linen.shared_scaling({"params": {}})
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_flax():
     code = "import sys, jaxfp8; assert not {'flax', 'optax'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

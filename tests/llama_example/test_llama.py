@@ -71,6 +71,7 @@ def test_logits_are_those_of_the_decoder_in_float64(tmp_path, family, format):
 @pytest.mark.parametrize(
     ("family", "format"), [("qwen 2", "block"), ("mixtral", "channel"), ("deepseek 3", "block")]
 )
+@pytest.mark.slow
 def test_plain_functions_with_a_scan_are_the_same_decoder(tmp_path, family, format):
     exact = logits(FAMILIES[family], write(tmp_path / "m", FAMILIES[family], format), IDS)[-1]
     made = load.functions(tmp_path / "m", cache="f32", prefill_in_8_bits=False, **F32)
@@ -231,6 +232,7 @@ def test_decoding_from_an_fp8_cache_is_close_to_floats(folder, fp8):
     assert 0 < off(*logits) < 0.03
 
 
+@pytest.mark.slow
 def test_a_batch_of_different_lengths_is_its_texts_alone(fp8):
     prompts = [IDS, IDS[3:5]]
     together = np.stack([*serve.generate(fp8, prompts, 5)], 1)
@@ -307,6 +309,7 @@ def test_a_configuration_of_something_else_is_refused(change, reason):
         parse(LLAMA | change)
 
 
+@pytest.mark.slow
 def test_command_generates_and_compares(folder, capsys):
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: i for i, word in enumerate(["a", "b", "c", *map(str, range(37))])}
@@ -334,6 +337,7 @@ def test_an_invented_checkpoint_loads_and_has_the_bytes_of_its_codes(tmp_path, m
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen 3 moe", "deepseek 3"])
+@pytest.mark.slow
 def test_an_invented_mixture_of_experts_generates(tmp_path, monkeypatch, capsys, family):
     monkeypatch.setitem(invent.SIZES, "small", FAMILIES[family])
     assert invent.main([str(tmp_path / "m")]) == 0

@@ -23,6 +23,7 @@ def second(tmp_path_factory):
     return second
 
 
+@pytest.mark.slow
 def test_a_program_with_explicit_axes_is_found(second):
     assert second["explicit axes"] == ["hit"]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 TESTS = pathlib.Path(__file__).parent.parent
 FOLDERS = f"{TESTS}:{TESTS.parent / 'examples'}"
@@ -47,6 +48,7 @@ def results(processes, folder):
         return dict(stored)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:

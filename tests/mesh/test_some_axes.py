@@ -175,6 +175,7 @@ def test_a_program_for_an_abstract_mesh_of_automatic_axes_splits_its_calls():
 TESTS = pathlib.Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_sums_are_over_the_devices_of_their_axes():
     """In a process of its own, since it takes more devices than the suite has."""
     program = f"import sys; sys.path[:0] = [{str(TESTS)!r}]; from mesh import axes_of_eight"

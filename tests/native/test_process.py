@@ -87,6 +87,7 @@ def large_products() -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_threads():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core only")
@@ -116,6 +117,7 @@ def test_a_call_on_a_busy_pool_does_not_wait_for_it():
 
 @pytest.mark.parametrize("m", [1, 64])
 @pytest.mark.parametrize("layout", ["kn", "nk"])
+@pytest.mark.slow
 def test_a_product_needs_less_than_a_tenth_of_its_weight_of_memory(layout, m):
     """64 MB of FP8 in a fresh process, in both layouts."""
     grown = int(run_python(_MEMORY, f"{layout}:{m}"))

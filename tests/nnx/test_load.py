@@ -75,6 +75,7 @@ def reference(given):
 run = nnx.jit(lambda model, ids: model(ids))
 
 
+@pytest.mark.slow
 def test_a_model_of_shapes_computes_with_the_weights_of_the_checkpoint():
     given, model = tensors(), shapes()
     for name in ("out.weight", "up.weight"):

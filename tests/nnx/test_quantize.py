@@ -405,6 +405,7 @@ def test_quantising_twice_is_refused_where_nothing_is_left_to_do():
         jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
 
 
+@pytest.mark.slow
 def test_importing_jaxfp8_does_not_import_flax():
     import subprocess
     import sys

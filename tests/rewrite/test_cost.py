@@ -18,6 +18,8 @@ from rewrite.support import BF16, E4M3, F32, Data, count
 
 import jaxfp8
 
+pytestmark = pytest.mark.any_jax
+
 LAYERS, WIDTH, HEADS, HIDDEN = 32, 64, 4, 128
 
 # A trace is work of Python's alone, counted in calls of functions: as many on any machine. It was
@@ -215,6 +217,7 @@ def test_nothing_keeps_what_a_rewritten_function_closes_over_alive() -> None:
     assert references[0]() is None
 
 
+@pytest.mark.slow
 def test_repeated_rewrites_leave_nothing_behind() -> None:
     data = Data()
     x, q = data.normal(5, 32), data.bits8(32, 24)

@@ -14,6 +14,8 @@ from rewrite.support import left_alone, relative_l2
 import jaxfp8
 from jaxfp8._value import dtypes
 
+pytestmark = pytest.mark.any_jax
+
 
 @left_alone
 @pytest.mark.parametrize("case", PROGRAMS + STYLES, ids=lambda p: p.name)

@@ -86,6 +86,7 @@ def test_linen_model_is_captured(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "calls", "others"), [("float8 weights", 6, 2), ("float8", 8, 0), ("int8", 8, 0)]
 )
+@pytest.mark.slow
 def test_transformer_block_is_captured(recipe: str, calls: int, others: int) -> None:
     x = Data().normal(2, 5, 32, dtype=BF16)
     apply, variables = _quantised(Block(), x, RECIPES[recipe])

@@ -13,6 +13,8 @@ from rewrite.support import float64, left_alone, relative_l2
 
 import jaxfp8
 
+pytestmark = pytest.mark.any_jax
+
 # float32 throughout, so that a wrong scale or axis stands out; sums that cancel lose some digits.
 TOLERANCE = 3e-5
 

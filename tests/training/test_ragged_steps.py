@@ -103,6 +103,7 @@ def test_a_split_axis_may_be_mapped():
             np.testing.assert_allclose(np.asarray(mapped(W, split)), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_blocks_have_scales_of_their_own():
     """Tiles of 128 lie on the arrays, whatever the groups. Outliers stay in their tiles."""
     recipe, sizes = RECIPES["block"], jnp.array([150, 1, 0, 100])
