@@ -413,12 +413,3 @@ def test_a_mesh_with_explicit_axes_is_left_to_xla() -> None:
         (eqn,) = [e for e in jaxpr.eqns if e.primitive is scaled_dot_p]
         assert not eqn.params["split"]
         np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(x, QW), jaxfp8.matmul(X, QW))
-
-
-def test_an_unpartitioned_call_is_whole_on_each_device() -> None:
-    args = put(X, "x", mesh=mesh_of(4)), sharded(QW, None, "y")
-    with jaxfp8.ffi.unpartitioned():
-        text = jax.jit(jaxfp8.matmul).lower(*args).as_text()
-        got = jax.jit(jaxfp8.matmul)(*args)
-    assert "CustomSPMDPartitioning" not in text
-    np.testing.assert_array_equal(got, jaxfp8.matmul(X, QW))

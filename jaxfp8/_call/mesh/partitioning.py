@@ -7,11 +7,9 @@ as many stand-ins.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,41 +26,13 @@ from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
 from jaxfp8._value.version import __version__
 
-_WHOLE = contextvars.ContextVar("jaxfp8_unpartitioned", default=False)
-
-
-@contextlib.contextmanager
-def unpartitioned() -> Iterator[None]:
-    """Within this context, products and quantisations are traced as unsplittable calls.
-
-    On automatic mesh axes XLA gathers their operands. The program holds no pointer into this
-    process, so JAX's persistent cache finds it in another one. Functions traced before keep their
-    calls.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, jaxfp8
-      >>> w = jaxfp8.quantize(jnp.ones((8, 4)))
-      >>> mesh = jax.sharding.AbstractMesh((2,), ("x",))
-      >>> rows = jax.sharding.NamedSharding(mesh, jax.P("x"))
-      >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32, sharding=rows)
-      >>> with jaxfp8.ffi.unpartitioned():
-      ...     traced = jax.jit(lambda x: jaxfp8.matmul(x, w)).trace(x)
-      >>> "jaxfp8_scaled_dot" in traced.lower(lowering_platforms=("cpu",)).as_text()
-      True
-    """
-    token = _WHOLE.set(True)
-    try:
-        yield
-    finally:
-        _WHOLE.reset(token)
-
 
 def is_wanted(arrays: Sequence[Any]) -> bool:
     """Whether to let XLA split a call on these arrays.
 
     On a mesh without automatic axes there is nothing for XLA to decide.
     """
-    if _WHOLE.get() or not all(is_known(x.shape) for x in arrays):
+    if not all(is_known(x.shape) for x in arrays):
         return False
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in arrays)]
     kinds = {kind for mesh in meshes for kind in mesh.axis_types}
