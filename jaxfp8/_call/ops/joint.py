@@ -26,13 +26,7 @@ from jaxfp8._call.gpu import asked, canonical, xla_products
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.ops import lowering, remat
-from jaxfp8._call.ops.dot import (
-    batch_rule,
-    jvp_rule,
-    scaled_dot,
-    scaled_dot_p,
-    transpose_rule,
-)
+from jaxfp8._call.ops.dot import scaled_dot, scaled_dot_p, transpose_rule
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._value import compat
 from jaxfp8._value.spec import ScaledDotSpec, Shape, is_known
@@ -187,61 +181,28 @@ def _abstract_eval(
 
 
 def _batch(
-    operands: tuple[Any, ...],
-    axes: tuple[Any, ...],
-    *,
-    specs: tuple[ScaledDotSpec, ...],
-    split: bool,
-    multiplied: str,
-) -> tuple[list[Any], list[Any]]:
-    if multiplied:
-        apart = functools.partial(_separate, specs=specs, split=split, multiplied=multiplied)
-        batched = jax.vmap(apart, axes)(*operands)
-        return batched, [0] * len(batched)
-    outs: list[Any] = []
-    places: list[Any] = []
-    for params, (own, own_axes) in _each(specs, split, operands, axes):
-        if all(axis is None for axis in own_axes):
-            outs += scaled_dot_p.bind(*own, **params)
-            places.append(None)
-        else:
-            out, place = batch_rule(own, own_axes, **params)
-            outs += out
-            places += place
-    return outs, places
+    operands: tuple[Any, ...], axes: tuple[Any, ...], **params: Any
+) -> tuple[list[Any], list[int]]:
+    outs = jax.vmap(functools.partial(_separate, **params), axes)(*operands)
+    return outs, [0] * len(outs)
 
 
 def _jvp(
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
-    *,
-    specs: tuple[ScaledDotSpec, ...],
-    split: bool,
-    multiplied: str,
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    if multiplied:
-        moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
-        def apart(*moving: Any) -> list[jax.Array]:
-            given = dict(enumerate(primals)) | dict(zip(moved, moving, strict=True))
-            return _separate(*given.values(), specs=specs, split=split, multiplied=multiplied)
+    def apart(*moving: Any) -> list[jax.Array]:
+        given = dict(enumerate(primals)) | dict(zip(moved, moving, strict=True))
+        return _separate(*given.values(), **params)
 
-        return jax.jvp(apart, [primals[i] for i in moved], [tangents[i] for i in moved])
-    dots = _each(specs, split, primals, tangents)
-    pairs = [jvp_rule(own, own_tangents, **params) for params, (own, own_tangents) in dots]
-    return [out for outs, _ in pairs for out in outs], [t for _, ts in pairs for t in ts]
+    return jax.jvp(apart, [primals[i] for i in moved], [tangents[i] for i in moved])
 
 
-def _transpose(
-    cotangents: list[Any],
-    *operands: Any,
-    specs: tuple[ScaledDotSpec, ...],
-    split: bool,
-    multiplied: str,
-) -> list[Any]:
-    assert not multiplied, "only dots are linear; `_jvp` takes the product apart"
-    dots = zip(cotangents, _each(specs, split, operands), strict=True)
-    return [x for ct, (params, (own,)) in dots for x in transpose_rule([ct], *own, **params)]
+def _transpose(cotangents: list[Any], *operands: Any, **params: Any) -> list[Any]:
+    assert not params["multiplied"], "only dots are linear; `_jvp` takes the product apart"
+    dots = zip(cotangents, _each(params["specs"], params["split"], operands), strict=True)
+    return [x for ct, (own, (values,)) in dots for x in transpose_rule([ct], *values, **own)]
 
 
 ad.primitive_jvps[joint_dots_p] = _jvp
