@@ -15,7 +15,6 @@ from jaxfp8._bench import (
     _record,
     _roofline,
     _rows,
-    _shapes,
     _step,
     _written,
 )
@@ -46,11 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument(
         "--shapes",
-        default=_shapes.TABLE,
+        default=_options.TABLE,
         metavar="SHAPES",
-        help=f"{_shapes.FORM} (default: {_shapes.TABLE})",
+        help=f"{_options.FORM} (default: {_options.TABLE})",
     )
-    rows = ",".join(map(str, _shapes.ROWS))
+    rows = ",".join(map(str, _options.ROWS))
     parser.add_argument("--rows", metavar="M,M,...", help=f"M for NxK and models (default: {rows})")
     parser.add_argument(
         "--step",
@@ -104,8 +103,8 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
 
 
 def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[[], Case]]:
-    rows = None if options.rows is None else _shapes.rows_of(options.rows)
-    layers, cache, is_table = options.layers, options.cache, options.shapes == _shapes.TABLE
+    rows = None if options.rows is None else _options.rows_of(options.rows)
+    layers, cache, is_table = options.layers, options.cache, options.shapes == _options.TABLE
     if layers < 1 or cache < 1:
         raise ValueError("--layers and --cache: a number from 1 is needed")
     of_decode, of_steps = cache != _step.CACHE, layers != _step.LAYERS
@@ -120,7 +119,7 @@ def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[
         models = _step.MODEL if is_table else options.shapes
         return dict(_cases.steps(platform, options.step, models, counts, layers, cache))
     if not is_table:
-        return dict(_cases.shaped(platform, _shapes.shapes(options.shapes, rows)))
+        return dict(_cases.shaped(platform, _options.shapes(options.shapes, rows)))
     if rows is not None:
-        raise ValueError(f"--rows goes with --shapes; the {_shapes.TABLE} has rows of its own")
+        raise ValueError(f"--rows goes with --shapes; the {_options.TABLE} has rows of its own")
     return dict(_cases.table(platform))

@@ -17,11 +17,10 @@ from jaxfp8._rewrite.derive import derivatives, halves
 from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import Decision, decide
 from jaxfp8._rewrite.plan.direct import Direct, Refused
-from jaxfp8._rewrite.plan.pause import collector_paused
-from jaxfp8._rewrite.plan.trace import Trace, trace
-from jaxfp8._rewrite.report.automatic import types_of
+from jaxfp8._rewrite.plan.trace import Trace, collector_paused, trace
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.report import Report
+from jaxfp8._rewrite.report.split import types_of
 from jaxfp8._value.errors import FallbackWarning, level_of_user, shown
 
 # Each value of a static argument has a trace of its own, as in jax.jit.

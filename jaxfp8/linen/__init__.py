@@ -7,8 +7,7 @@ from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._load import load
 from jaxfp8.linen._moe import GroupedDense, MoE
 from jaxfp8.linen._partition import combine, partition
-from jaxfp8.linen._prepare import prepare
-from jaxfp8.linen._quantize import quantize
+from jaxfp8.linen._quantize import prepare, quantize
 from jaxfp8.linen._report import report
 from jaxfp8.linen._serialization import register as _register
 from jaxfp8.linen._training import (

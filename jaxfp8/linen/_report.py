@@ -30,7 +30,7 @@ from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.linen import _layers
-from jaxfp8.linen._apply import applied, check_call
+from jaxfp8.linen._changes import applied, check_call
 from jaxfp8.linen._kernel import INPUT_SCALE, PARAMS
 from jaxfp8.linen._moe import GroupedDense
 from jaxfp8.linen._training import PRODUCTS, scaling_of, training_recipe

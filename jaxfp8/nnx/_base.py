@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jaxfp8._recipes.holding import recipe_for
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
-from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
+from jaxfp8._recipes.recipes import FP8_W8A16, Recipe, recipe_for
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import constant_codes
 from jaxfp8._value.prepared import PreparedArray, stored

@@ -19,9 +19,8 @@ from jaxfp8._value.spec import Shape
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._quantize import check_module, rules_of, weight_of, why_unfit
-from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._replace import replace, variables
 from jaxfp8.nnx._variables import QParam
-from jaxfp8.nnx._walk import variables
 from jaxfp8.nnx._wide import weight_name, wide_parameters
 
 _OPERATION = "jaxfp8.nnx.load"

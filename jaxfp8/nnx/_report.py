@@ -22,9 +22,8 @@ from jaxfp8._recipes.rules import Rule
 from jaxfp8._recipes.selection import Selection, Where
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._calibrate import observed
+from jaxfp8.nnx._calibrate import observed, run_watched
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._observe import run_watched
 from jaxfp8.nnx._products import stop_training_in_fp8, training_product
 from jaxfp8.nnx._quantize import (
     check_model,

@@ -10,8 +10,7 @@ from flax import nnx
 from jaxfp8._value.changes import Change, change, has_no_row, why_wide
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._replace import modules
-from jaxfp8.nnx._walk import variables
+from jaxfp8.nnx._replace import modules, variables
 
 # Wrappers: they compute the weights of the layer inside from its variables.
 _READERS = (nnx.WeightNorm, nnx.SpectralNorm)

@@ -7,10 +7,10 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 
-from jaxfp8._bench import _options, _shapes
+from jaxfp8._bench import _options
 from jaxfp8._bench._run import Plan
 from jaxfp8._bench._ways import WAYS
-from jaxfp8._bench.compare import data, plot, record, rows
+from jaxfp8._bench.compare import data, rows
 from jaxfp8._bench.compare.data import Data, Shape
 from jaxfp8._bench.compare.result import Compared, compared
 
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument(
         "--shape", metavar="M,N,K", action="append", help="sizes of a product; several times: each"
     )
-    models = ", ".join(_shapes.MODELS)
+    models = ", ".join(_options.MODELS)
     sizes.add_argument("--model", metavar="NAME", help=f"the products of a model: {models}")
     parser.add_argument(
         "--rows",
@@ -91,12 +91,12 @@ def plan(options: argparse.Namespace) -> Plan[Compared]:
         settings={key: getattr(options, key) for key in _SETTINGS},
         schema="jaxfp8.compare/1",
         key="products",
-        record=record.product,
+        record=rows.product,
         show=functools.partial(
             rows.show, timed=rounds > 0, spread=options.time, verify=options.verify
         ),
         finish=rows.finish,
-        figure=plot.figure,
+        figure=rows.figure,
     )
 
 
@@ -118,10 +118,10 @@ def _operands(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], D
 
 def _shapes_of(options: argparse.Namespace) -> list[Shape]:
     if options.model:
-        if options.model not in _shapes.MODELS:
-            known = ", ".join(_shapes.MODELS)
+        if options.model not in _options.MODELS:
+            known = ", ".join(_options.MODELS)
             raise ValueError(f"--model {options.model}: that is none of {known}")
-        return _shapes.shapes(options.model, _rows_of(options))
+        return _options.shapes(options.model, _rows_of(options))
     return [_shape(text) for text in options.shape or []] or [_DEFAULT]
 
 
@@ -139,4 +139,4 @@ def _rows_of(options: argparse.Namespace) -> list[int]:
     from_files = any(text.endswith(".npy") and "," not in text for text in options.data or ())
     if not options.model and not from_files:
         raise ValueError("--rows goes with --model and with a file of weights")
-    return _shapes.rows_of(options.rows)
+    return _options.rows_of(options.rows)

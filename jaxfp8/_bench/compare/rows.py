@@ -1,13 +1,15 @@
-"""The results of ways as tables."""
+"""The results of ways: as tables, as JSON with the fields of docs/precision.md, as a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from jaxfp8._bench._measure import Timing
+from jaxfp8._bench._measure import Missing, Timing
 from jaxfp8._bench._rows import MARKS, time
 from jaxfp8._bench._run import Screen
-from jaxfp8._bench.compare.result import KERNEL, STAGES, Compared, Result
+from jaxfp8._bench.compare.result import KERNEL, LAYER, STAGES, Compared, Result
 from jaxfp8._value import tables
 
 
@@ -65,3 +67,101 @@ def _time(result: Result, stage: str, spread: bool) -> str:
     if not isinstance(timing, Timing):
         return "–" if timing is None else "failed"
     return time(timing.median) + (f" ±{timing.spread:.0%}" if spread else "")
+
+
+def product(compared: Compared) -> dict[str, Any]:
+    """The ways on one pair of operands."""
+    m, n, k = compared.shape
+    front = compared.front
+    ways = [
+        {**_result(result, compared.operations), "on_front": result.way in front}
+        for result in compared.results
+    ]
+    missing = [{"name": name, "missing": why} for name, why in compared.missing.items()]
+    return {"name": compared.name, "m": m, "n": n, "k": k, "ways": [*ways, *missing]}
+
+
+def _result(result: Result, operations: float) -> dict[str, Any]:
+    return {
+        "name": result.way,
+        "relative_l2": _plain(result.error.relative_l2),
+        "max_abs": _plain(result.error.max_abs),
+        "sqnr": _plain(result.error.sqnr),
+        "bytes": result.bytes,
+        "times": {stage: _timing(t, operations) for stage, t in result.timings.items()},
+        "check": None
+        if result.check is None
+        else {
+            "share_of_bound": _plain(result.check.share),
+            "what": result.check.what,
+            "passed": result.check.passed,
+        },
+    }
+
+
+def _timing(timing: Timing | Missing, operations: float) -> dict[str, Any]:
+    if isinstance(timing, Missing):
+        return {"missing": timing.reason}
+    gops = operations / timing.median / 1e9
+    return {"seconds": timing.median, "spread": timing.spread, "gops": gops}
+
+
+def _plain(value: float) -> float | str:
+    """A number as JSON has it; a non-finite one becomes a string."""
+    return value if math.isfinite(value) else str(value)
+
+
+_SIDE, _COLUMNS = 6.0, 3
+
+
+def figure(title: str, done: Sequence[Compared]) -> Any:
+    """A plot for each pair of operands."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    columns = max(1, min(_COLUMNS, len(done)))
+    lines = -(-max(len(done), 1) // columns)
+    whole = Figure(figsize=(_SIDE * columns, _SIDE * lines), layout="constrained")
+    whole.suptitle(title)
+    for axes, compared in zip(
+        whole.subplots(lines, columns, squeeze=False).flat, done, strict=False
+    ):
+        errors_over_times(axes, compared)
+    return whole
+
+
+def errors_over_times(axes: Any, compared: Compared) -> None:
+    """A point for each way, as a layer; those on the front are joined by a line."""
+    axes.set(xscale="log", yscale="log", title=compared.name)
+    axes.tick_params(axis="x", which="minor", labelbottom=False)
+    axes.set(xlabel="seconds, weight held ahead", ylabel="relative L2 error")
+    points = {
+        r.way: (seconds, r.error.relative_l2)
+        for r in compared.results
+        if (seconds := r.seconds(LAYER)) is not None and r.error.relative_l2 > 0
+    }
+    front = sorted(points[name] for name in compared.front if name in points)
+    if front:
+        label = "none is better in both"
+        axes.plot(*zip(*front, strict=True), color="tab:blue", linewidth=1, label=label)
+        axes.legend(fontsize=8)
+    for name, (x, y) in points.items():
+        on_front = name in compared.front
+        axes.scatter([x], [y], s=24, color="tab:blue" if on_front else ".6", zorder=3)
+    _name(axes, points)
+
+
+def _name(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Names beside the plot, in the order of the errors, each with a line to its point."""
+    names = sorted(points, key=lambda name: points[name][1], reverse=True)
+    line = {"arrowstyle": "-", "color": ".8", "linewidth": 0.6}
+    for number, name in enumerate(names):
+        place = (1.02, 1 - (number + 0.5) / len(names))
+        axes.annotate(
+            name,
+            points[name],
+            place,
+            textcoords="axes fraction",
+            fontsize=7,
+            va="center",
+            arrowprops={**line, "shrinkA": 0, "shrinkB": 2},
+        )

@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxfp8._call.library.targets import Target
 from jaxfp8._rewrite.derive import ruled
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
+from jaxfp8._rewrite.plan.trace import cotangents_of_one_dtype
 from jaxfp8._value import compat
 
 Flat = Callable[..., Sequence[Any]]

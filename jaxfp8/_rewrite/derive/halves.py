@@ -27,9 +27,9 @@ from jaxfp8._rewrite.derive.linear import Bound
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
-from jaxfp8._rewrite.ir.parts import Parts
+from jaxfp8._rewrite.ir.scaled import Parts
 from jaxfp8._rewrite.plan.decide import settler
-from jaxfp8._rewrite.plan.pause import collector_paused
+from jaxfp8._rewrite.plan.trace import collector_paused
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import compat, dtypes
 

@@ -19,8 +19,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxfp8._call.library.targets import deciding_for
 from jaxfp8._rewrite.derive import derivatives, ruled
 from jaxfp8._rewrite.derive.derivatives import Flat, Remake
-from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._rewrite.plan.decide import Decision, decide
+from jaxfp8._rewrite.plan.trace import cotangents_of_one_dtype
 from jaxfp8._value import compat
 
 linear_p = Primitive("rewritten_linear")

@@ -177,7 +177,7 @@ def _op(spec: ScaledDotSpec, computed: ScaledDotSpec, operands: dict[str, Value]
     """The op that binds the scaled dot in place of `dot`; its outputs are the data and the amax.
 
     The problem that is computed is `spec`, or the one that `int8_compute.narrowed` makes of it. The
-    op may join others (`plan/joint`) if it binds one scaled dot with `spec`.
+    op may join others (`plan/launches`) if it binds one scaled dot with `spec`.
     """
     names = tuple(operands)
     sharding = compat.spec_of_output(dot.equation)

@@ -18,12 +18,11 @@ from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.plan.body import Body, Pass, Replaced
 from jaxfp8._rewrite.plan.encode_calls import produce_encodings
 from jaxfp8._rewrite.plan.encode_rows import encode_rows
-from jaxfp8._rewrite.plan.gates import multiply
-from jaxfp8._rewrite.plan.joint import join
-from jaxfp8._rewrite.plan.pause import collector_paused
+from jaxfp8._rewrite.plan.launches import join, multiply
 from jaxfp8._rewrite.plan.ragged_calls import call_ragged_dots
 from jaxfp8._rewrite.plan.resolve import call_dots
 from jaxfp8._rewrite.plan.row_calls import produce_rows
+from jaxfp8._rewrite.plan.trace import collector_paused
 from jaxfp8._rewrite.plan.walk import Settler, Walk
 from jaxfp8._rewrite.regions import opaque
 from jaxfp8._value import compat

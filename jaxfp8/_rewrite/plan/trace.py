@@ -1,19 +1,21 @@
-"""The first pass: a function as a jaxpr."""
+"""The first pass: a function as a jaxpr; and what holds while one is traced."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import gc
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxfp8._rewrite.plan.arguments import Arguments, is_array
-from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._value import compat
+from jaxfp8._value.errors import message
 
 # Leaves of an output that are no arrays. They are kept beside the program.
 _LABELS = (str, bytes, enum.Enum, np.dtype, type)
@@ -82,3 +84,45 @@ def _output(fun: Callable[..., Any], leaf: Any) -> Any:
         "arrays, numbers, strings, enums or dtypes, in pytrees; register the class with "
         "`jax.tree_util`, or return its arrays."
     )
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Within this context, the garbage collector does not start by itself.
+
+    Deciding and emitting make tens of thousands of objects that live until the end. After every few
+    thousand the collector would visit all objects of the process. For a transformer of 32 layers
+    that took longer than all the rest. Reference counting goes on.
+    """
+    if not gc.isenabled():  # by the user, or by a rewrite around this one
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def cotangents_of_one_dtype() -> Iterator[None]:
+    """Traces a derivative.
+
+    Raises:
+      TypeError: cotangents of one array differ in dtype. JAX says so outside a trace.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        types = compat.mixed_cotangents(error)
+        if types is None:
+            raise
+        first, second = types
+        got = f"of shape {first.shape} are {first.dtype} and {second.dtype}"
+        needs = "JAX adds cotangents of one dtype only"
+        remedy = (
+            "have the `custom_vjp` return each cotangent in the dtype of its input, as "
+            "`ct.astype(x.dtype)`, or differentiate with respect to floats"
+        )
+        text = message("jaxfp8.rewrite", "cotangents of one array", got, needs, remedy)
+        raise TypeError(text) from error

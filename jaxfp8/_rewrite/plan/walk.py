@@ -22,8 +22,7 @@ from jaxfp8._rewrite.ir.graph import (
     Value,
     Var,
 )
-from jaxfp8._rewrite.ir.parts import Parts
-from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
+from jaxfp8._rewrite.ir.scaled import Lost, Parts, Scaled, Scales
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (

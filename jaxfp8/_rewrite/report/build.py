@@ -18,9 +18,9 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding, split
-from jaxfp8._rewrite.report.automatic import Types
 from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site, Stack
 from jaxfp8._rewrite.report.report import Report
+from jaxfp8._rewrite.report.split import Types
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
