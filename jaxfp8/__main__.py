@@ -17,7 +17,6 @@ from jaxfp8 import _doctor, checkpoint
 from jaxfp8._bench import _cli, _run
 from jaxfp8._bench.compare import options as _compare
 from jaxfp8._recipes.selection import nearest
-from jaxfp8._rewrite import show
 from jaxfp8._value.files import why_not_written, write_whole
 from jaxfp8.checkpoint._quantize import reasons
 from jaxfp8.checkpoint._save import FORMATS
@@ -347,9 +346,7 @@ def _explain(options: argparse.Namespace) -> int:
         _write(options.json, report.to_json(indent=1) + "\n")
     if options.html:
         _write(options.html, report.to_html())
-    with _reader_may_leave():
-        show(report)
-        sys.stdout.flush()
+    _show(report)
     return 1 if options.strict and report.missed else 0
 
 

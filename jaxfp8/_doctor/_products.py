@@ -17,7 +17,10 @@ from jax.extend import core
 from jaxfp8._call.gpu import xla_products
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops.dot import scaled_dot_p
-from jaxfp8._ops import products, quantize
+from jaxfp8._ops import products
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes import recipes
+from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import dtypes
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import ScaledDotSpec
@@ -30,8 +33,6 @@ _ROWS, _COLUMNS = 16, 256
 # Beyond float32 sums, as a share of the magnitudes: tensor cores truncate terms far below the
 # largest one. FP8 keeps 13 bits there.
 _CUT_OFF, _CUT_OFF_FP8 = 2.0**-21, 2.0**-10
-# Scales of blocks hold for so many values of K.
-_BLOCK = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,23 +40,20 @@ class Kind:
     """A product of activations [M, K] and a weight [N, K]."""
 
     name: str  # as users know it
-    # lhs, rhs: dtypes.
-    lhs: str
-    rhs: str = "float8_e4m3fn"
+    recipe: Recipe = recipes.FP8_W8A16  # how both operands are held
     rows: int  # M
-    # Whether scales hold for 128 values of K, and not for a row or a column.
-    in_blocks: bool = False
+    x_dtype: str = "bfloat16"  # of activations before that
 
 
 KINDS = (
-    Kind(name="W8A16", lhs="bfloat16", rows=_FEW),
-    Kind(name="W8A16", lhs="bfloat16", rows=_MANY),
-    Kind(name="FP8", lhs="float8_e4m3fn", rows=_FEW),
-    Kind(name="FP8", lhs="float8_e4m3fn", rows=_MANY),
-    Kind(name="FP8 in blocks", lhs="float8_e4m3fn", rows=_MANY, in_blocks=True),
-    Kind(name="INT8", lhs="int8", rhs="int8", rows=_FEW),
-    Kind(name="INT8", lhs="int8", rhs="int8", rows=_MANY),
-    Kind(name="float32 x FP8", lhs="float32", rows=_FEW),
+    Kind(name="W8A16", rows=_FEW),
+    Kind(name="W8A16", rows=_MANY),
+    Kind(name="FP8", recipe=recipes.FP8_DYNAMIC, rows=_FEW),
+    Kind(name="FP8", recipe=recipes.FP8_DYNAMIC, rows=_MANY),
+    Kind(name="FP8 in blocks", recipe=recipes.FP8_BLOCK, rows=_MANY),
+    Kind(name="INT8", recipe=recipes.INT8_DYNAMIC, rows=_FEW),
+    Kind(name="INT8", recipe=recipes.INT8_DYNAMIC, rows=_MANY),
+    Kind(name="float32 x FP8", rows=_FEW, x_dtype="float32"),
 )
 
 
@@ -100,15 +98,8 @@ def _specs(jaxpr: core.Jaxpr) -> Iterator[ScaledDotSpec]:
 def _operands(
     kind: Kind, x: jax.Array, w: jax.Array
 ) -> tuple[jax.Array | QArray, jax.Array | QArray]:
-    return _held(x, kind.lhs, 1, kind.in_blocks), _held(w, kind.rhs, _BLOCK, kind.in_blocks)
-
-
-def _held(wide: jax.Array, dtype: str, lines: int, in_blocks: bool) -> jax.Array | QArray:
-    """An operand with a scale for each line, or for `lines` lines and 128 values of K."""
-    if not dtypes.is_eight_bit(dtype):
-        return wide.astype(dtype)
-    tiles = {0: lines, 1: _BLOCK} if in_blocks else {0: 1}
-    return quantize.quantize(wide, dtype, tiled_axes=tiles)
+    held = kind.recipe.quantize_activation(x.astype(kind.x_dtype), (1,))
+    return held, kind.recipe.quantize_weight(w, (1,))
 
 
 def _multiply(x: jax.Array | QArray, w: jax.Array | QArray) -> jax.Array:
@@ -134,19 +125,18 @@ def multiply(problem: Problem, platform: str) -> Outcome:
     y = np.asarray(jax.jit(_multiply)(x, w))
     after = ffi.kernel_calls(platform)
     ran = tuple(name for name in after if after[name] > before.get(name, 0))
-    return Outcome(excess=_excess(problem.kind, x, w, y, platform), ran=ran)
+    return Outcome(excess=_excess(x, w, y, platform), ran=ran)
 
 
-def _excess(
-    kind: Kind, x: jax.Array | QArray, w: jax.Array | QArray, y: np.ndarray, platform: str
-) -> float:
+def _excess(x: jax.Array | QArray, w: jax.Array | QArray, y: np.ndarray, platform: str) -> float:
     rows, columns = _spread(y.shape[0], _ROWS), _spread(y.shape[1], _COLUMNS)
     left, right = _float64(x, rows), _float64(w, columns)
     exact, magnitude = left @ right.T, np.abs(left) @ np.abs(right).T
-    in_fp8 = dtypes.is_float8(kind.lhs) and dtypes.is_float8(kind.rhs)
+    in_fp8 = all(isinstance(q, QArray) and dtypes.is_float8(q.qvalue.dtype) for q in (x, w))
     cut_off = 0.0 if platform == "cpu" else _CUT_OFF_FP8 if in_fp8 else _CUT_OFF
     results = y[np.ix_(rows, columns)]
-    bound = (left.shape[1] * 2.0**-24 + cut_off) * magnitude + np.spacing(np.abs(results))
+    # Operands are dequantised in float32, too.
+    bound = ((left.shape[1] + 4) * 2.0**-24 + cut_off) * magnitude + np.spacing(np.abs(results))
     return float(np.max(np.abs(results.astype(np.float64) - exact) - bound))
 
 
@@ -157,10 +147,5 @@ def _spread(size: int, number: int) -> np.ndarray:
 
 def _float64(operand: jax.Array | QArray, lines: np.ndarray) -> np.ndarray:
     """Some lines of an operand, dequantised."""
-    if not isinstance(operand, QArray):
-        return np.asarray(operand)[lines].astype(np.float64)
-    codes = np.asarray(operand.qvalue)[lines].astype(np.float64)
-    scale = np.asarray(operand.scale, np.float64)
-    per = [-(-n // count) for n, count in zip(operand.shape, scale.shape, strict=True)]
-    of_lines = scale[lines // per[0]]
-    return codes * np.repeat(of_lines, per[1], axis=1)[:, : codes.shape[1]]
+    wide = dequantize(operand, jnp.float32) if isinstance(operand, QArray) else operand
+    return np.asarray(wide)[lines].astype(np.float64)

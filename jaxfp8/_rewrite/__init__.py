@@ -5,6 +5,5 @@ from jaxfp8._rewrite.engine import explain, rewrite
 from jaxfp8._rewrite.floats.quantize_dots import quantize_dots
 from jaxfp8._rewrite.report.model import Operand, Site
 from jaxfp8._rewrite.report.report import Report
-from jaxfp8._rewrite.report.text import show
 
-__all__ = ["Operand", "Report", "Site", "Target", "explain", "quantize_dots", "rewrite", "show"]
+__all__ = ["Operand", "Report", "Site", "Target", "explain", "quantize_dots", "rewrite"]

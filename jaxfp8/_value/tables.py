@@ -1,7 +1,7 @@
 """Prints a report: as text or as HTML.
 
-On a terminal a table fits its width, by rich if it is installed. Elsewhere, in a file or a pipe, a
-row is one line, and nothing is cut. `COLUMNS` sets a width there too.
+On a terminal a table fits its width. Elsewhere, in a file or a pipe, a row is one line, and nothing
+is cut. `COLUMNS` sets a width there too.
 
 Rows of equal layers print as one row: their paths differ only in numbers.
 """
@@ -11,26 +11,23 @@ from __future__ import annotations
 import html as _html
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-try:
-    import rich.console as rich_console
-    import rich.table as rich_table
-except ImportError:  # an extra; without it the table is plain text
-    rich_console = rich_table = None  # type: ignore[assignment]
-
-Row = Sequence[str]
+# A text, or its lines. On a terminal they stand one below the other.
+Cell = str | Sequence[str]
+Row = Sequence[Cell]
+_GAP = "  "  # between columns
+_NARROWEST = 8  # a column
+# A word longer than a line is broken after these, after the first kind if possible.
+_JOINTS = (re.compile(r"(?<=[/,])"), re.compile(r"(?<=[_.:\]>])"))
 
 
 def text(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
     """A title, a table, and lines below it."""
     columns = width()
-    if rich_table is None or columns is None or not rows:
-        body = plain(head, rows)
-    else:
-        body = _rich(head, rows, columns)
-    return "\n".join([title, *body, *footer])
+    body = _plain(head, rows) if columns is None else _fitted(head, rows, columns)
+    return "\n".join([title, *(body if rows else ()), *footer])
 
 
 def width() -> int | None:
@@ -38,19 +35,70 @@ def width() -> int | None:
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
-def plain(head: Row, rows: Sequence[Row]) -> list[str]:
+def _plain(head: Row, rows: Sequence[Row]) -> Iterator[str]:
     """A line for each row, its cells padded to the widest of their column."""
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (head, *rows)
-    ]
-    return [line.rstrip() for line in lines]
+    cells = [["; ".join(_lines(cell)) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return (_line(row, widths) for row in cells)
 
 
-def html(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
+def _fitted(head: Row, rows: Sequence[Row], columns: int) -> Iterator[str]:
+    """Rows of as many lines as they need; one of several lines has an empty one below it."""
+    cells = [[_lines(cell) for cell in row] for row in (head, *rows)]
+    needs = [max(len(x) for cell in column for x in cell) for column in zip(*cells, strict=True)]
+    widths = _widths(needs, columns - len(_GAP) * (len(needs) - 1))
+    several = any(len(cell) > 1 for row in cells for cell in row)
+    for row in cells:
+        pairs = zip(row, widths, strict=True)
+        wrapped = [[part for x in cell for part in wrap(x, n)] for cell, n in pairs]
+        for i in range(max(map(len, wrapped))):
+            yield _line([cell[i] if i < len(cell) else "" for cell in wrapped], widths)
+        if several:
+            yield ""
+
+
+def _lines(cell: Cell) -> list[str]:
+    return [cell] if isinstance(cell, str) else list(cell) or [""]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return _GAP.join(map(str.ljust, cells, widths)).rstrip()
+
+
+def _widths(needs: Sequence[int], total: int) -> list[int]:
+    """The widths of columns within a total; the widest give way."""
+    most = max(needs)
+    while most > _NARROWEST and sum(min(need, most) for need in needs) > total:
+        most -= 1
+    return [min(need, most) for need in needs]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Text in lines of at most `width`, broken between words, or inside words that are too long."""
+    lines = [""]
+    for word in text.split(" "):
+        for i, piece in enumerate(_pieces(word, width)):
+            space = " " if lines[-1] and i == 0 else ""
+            if len(lines[-1]) + len(space) + len(piece) <= width:
+                lines[-1] += space + piece
+            else:
+                lines.append(piece)
+    return [line for line in lines if line] or [""]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word, or its parts if it is longer than a line."""
+    pieces = [word]
+    for joint in _JOINTS:
+        pieces = [
+            p for piece in pieces for p in (joint.split(piece) if len(piece) > width else [piece])
+        ]
+    return [piece[i : i + width] for piece in pieces for i in range(0, len(piece), width)]
+
+
+def html(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str] = ()
+) -> str:
     """The same as HTML."""
     cells = "".join(_html_row("td", row) for row in rows)
     return (
@@ -88,17 +136,5 @@ def starred(paths: set[str]) -> str:
     return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
-def _html_row(tag: str, row: Row) -> str:
+def _html_row(tag: str, row: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{_html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
-
-
-def _rich(head: Row, rows: Sequence[Row], columns: int) -> list[str]:
-    table = rich_table.Table()
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(cell.replace("[", "\\[") for cell in row))
-    console = rich_console.Console(width=columns, no_color=True, force_terminal=False)
-    with console.capture() as captured:
-        console.print(table)
-    return [captured.get().rstrip()]

@@ -25,13 +25,7 @@ from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import observed, run_watched
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import stop_training_in_fp8, training_product
-from jaxfp8.nnx._quantize import (
-    check_model,
-    check_module,
-    replace_layers,
-    rules_of,
-    tell_unmatched,
-)
+from jaxfp8.nnx._quantize import check_model, check_module, replace_layers, rules_of, tell_unmatched
 from jaxfp8.nnx._replace import modules, replace
 from jaxfp8.nnx._training import training_layers
 from jaxfp8.nnx._wide import read_elsewhere, weight_name

@@ -20,12 +20,7 @@ from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value.dtypes import EIGHT_BIT
 from jaxfp8._value.errors import message
 from jaxfp8._value.packing import COLUMNS, QUAD
-from jaxfp8._value.prepared import (
-    PreparedArray,
-    prepare,
-    stored,
-    why_not_layer,
-)
+from jaxfp8._value.prepared import PreparedArray, prepare, stored, why_not_layer
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.transposed import TransposedArray

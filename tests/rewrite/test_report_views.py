@@ -17,7 +17,7 @@ from rewrite.support import F32, Data
 
 import jaxfp8
 from jaxfp8._rewrite import Site
-from jaxfp8._rewrite.report import text as _report_text
+from jaxfp8._value import tables
 
 
 def test_report_as_json_holds_rows_and_totals() -> None:
@@ -88,7 +88,7 @@ def test_rows_that_are_alike_are_printed_once() -> None:
     ids=["words", "path", "shape", "no joint", "empty"],
 )
 def test_long_words_are_broken_at_their_joints(text: str, width: int, lines: list[str]) -> None:
-    assert _report_text.wrap(text, width) == lines
+    assert tables.wrap(text, width) == lines
 
 
 def test_report_as_html_escapes_what_it_shows() -> None:
@@ -103,14 +103,6 @@ def test_printed_report_fits_the_terminal(width: int, monkeypatch: pytest.Monkey
     table = str(jaxfp8.explain(mixed)(*_args())).splitlines()[1:-1]
     assert max(map(len, table)) <= width
     assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in table)
-
-
-def test_printed_report_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfp8._rewrite.report.text.rich_console", None)
-    monkeypatch.setenv("COLUMNS", "100")
-    text = str(jaxfp8.explain(mixed)(*_args()))
-    assert "1 of 2 dots on 8-bit data" in text
-    assert "`sin`" in text
 
 
 def test_piped_report_has_one_whole_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,7 @@ from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.facts import Fact, Product
-from jaxfp8._rewrite.ir.graph import (
-    Callers,
-    ClosedJaxpr,
-    Equation,
-    Jaxpr,
-    Literal,
-    Op,
-    Value,
-    Var,
-)
+from jaxfp8._rewrite.ir.graph import Callers, ClosedJaxpr, Equation, Jaxpr, Literal, Op, Value, Var
 from jaxfp8._rewrite.ir.scaled import Lost, Parts, Scaled, Scales
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque

@@ -7,6 +7,7 @@ from html import escape
 from jaxfp8._rewrite.report import rows as _report_rows
 from jaxfp8._rewrite.report.model import Findings
 from jaxfp8._rewrite.report.rows import Line, Row
+from jaxfp8._value import tables
 
 _STYLE = """
 .jaxfp8 { --ink: #1c2430; --dim: #667085; --line: #d9dee7; --card: #f5f7fa; --good: #067647;
@@ -74,7 +75,7 @@ def _totals(report: Findings) -> str:
         "dots on 8-bit data": str(len(report.sites)),
         "rewritten": str(len(report.matched)),
         "missed": str(len(report.missed)),
-        "no longer widened": _report_rows.size(report.widened_bytes),
+        "no longer widened": tables.size(report.widened_bytes),
         "other dots": str(report.others),
     }
     if report.scaled:

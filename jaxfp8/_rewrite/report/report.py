@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
-from jaxfp8._rewrite.report import html, text
+from jaxfp8._rewrite.report import html, rows
 from jaxfp8._rewrite.report.model import Findings
+from jaxfp8._value import tables
 
 # The version of the fields of `to_json`. A new field keeps it; a changed or missing one does not.
 SCHEMA = "jaxfp8.report/1"
@@ -33,14 +33,14 @@ class Report(Findings):
 
     def to_json(self, indent: int | None = None) -> str:
         """The rows and totals as JSON; docs/rewrite.md describes the fields."""
-        rows, calls = (
+        own, calls = (
             [{"status": s.status, **dataclasses.asdict(s)} for s in sites]
             for sites in (self.sites, self.calls)
         )
         named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
         stacks = [dataclasses.asdict(stack) for stack in self.stacks]
         encodings = [dataclasses.asdict(one) for one in self.encodings]
-        whole = {**named, "sites": rows, "calls": calls, "stacks": stacks, "encodings": encodings}
+        whole = {**named, "sites": own, "calls": calls, "stacks": stacks, "encodings": encodings}
         return json.dumps(whole, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:
@@ -50,8 +50,6 @@ class Report(Findings):
     def _repr_html_(self) -> str:
         return html.fragment(self)
 
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        yield text.renderable(self, options.max_width)
-
     def __str__(self) -> str:
-        return text.text(self)
+        cells = list(map(rows.cells, rows.rows(self)))
+        return tables.text(rows.headline(self), rows.HEAD, cells, rows.footer(self))

@@ -6,14 +6,13 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxfp8._rewrite.report.model import Findings, Operand, Site
 from jaxfp8._value import tables
 
 _SHORT = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "float64": "f64"}
 _SHORT |= {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"}
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _AT_RUN_TIME = "chosen at run time, for the GPU found"
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 
@@ -69,6 +68,22 @@ def _row(sites: list[Site]) -> Row:
     )
 
 
+def cells(row: Row) -> list[list[str]]:
+    """The cells of a row as text, line by line."""
+    count = [f"{row.count} x"] if row.count > 1 else []
+    sign = "no" if row.status == "missed" else "ok"
+    return [
+        [sign, *count],
+        _texts(row.place),
+        [" . ".join(row.operands), row.sizes],
+        _texts(row.outcome),
+    ]
+
+
+def _texts(lines: Sequence[Line]) -> list[str]:
+    return [("-> " if line.kind == "remedy" else line.before) + line.text for line in lines]
+
+
 def _place(site: Site, path: str) -> Iterator[Line]:
     yield Line("where", relative(site.where))
     if site.function:
@@ -86,7 +101,7 @@ def _outcome(site: Site, widened_bytes: int) -> Iterator[Line]:
     else:
         yield Line("call", epilogue) if site.rewritten else Line("missed", site.reason)
     details = [*_kernels(site), *_quantized(site)]
-    details += [f"saves {size(widened_bytes)}"] if site.rewritten else []
+    details += [f"saves {tables.size(widened_bytes)}"] if site.rewritten else []
     yield from (Line("detail", text) for text in (*details, site.mesh) if text)
     if site.ended_at != site.where and site.ended_at:
         yield Line("ended", relative(site.ended_at), "at ")
@@ -139,17 +154,9 @@ def relative(where: str) -> str:
     return min(seen, where, key=len)
 
 
-def size(number: float) -> str:
-    """A number of bytes in the largest unit below it."""
-    power = 0
-    while number >= 1024 and power < len(_UNITS) - 1:
-        number, power = number / 1024, power + 1
-    return f"{number:.1f} {_UNITS[power]}" if power else f"{number:.0f} {_UNITS[0]}"
-
-
 def headline(report: Findings) -> str:
     """Totals in a sentence."""
-    saved = size(report.widened_bytes)
+    saved = tables.size(report.widened_bytes)
     already = f"; {report.scaled} already scaled dots" if report.scaled else ""
     return (
         f"{report.name}: {len(report.matched)} of {len(report.sites)} dots on 8-bit data "
@@ -184,7 +191,7 @@ def _encodings(report: Findings) -> Iterator[str]:
 def _stacks(report: Findings) -> Iterator[str]:
     """The way of each FP8 stack on the CPU."""
     for stack in report.stacks:
-        wide, at = size(stack.widened_bytes), f"{relative(stack.where)} {stack.operation}"
+        wide, at = tables.size(stack.widened_bytes), f"{relative(stack.where)} {stack.operation}"
         made = f"in bytes; as written, XLA on the CPU makes {wide} of float16"
         left = f"XLA on the CPU makes {wide} of float16 -> {stack.remedy}"
         yield f"{at}: {_array(stack.dtype, stack.shape)} {made if stack.in_bytes else left}"

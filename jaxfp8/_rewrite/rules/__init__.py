@@ -3,7 +3,7 @@
 How to add a rule:
 
 1. Find the file of its kind, or add one and import it below: `conversions` (casts), `scales`,
-  `zero_points`, `views`, `gathers`, `zeros` (pad, select), `joins` (concatenate, split),
+  `zero_points`, `views`, `gathers`, `choices` (select, pad), `joins` (concatenate, split),
   `collectives`, `dot` and `scaled_products`, `unserved` (products without a kernel), `epilogue`
   (steps after a dot).
 2. Write a function of the walk (a `Context`: the fact about each value) and the op:
@@ -25,6 +25,7 @@ activation is a row of `_SMOOTH` in `curves`.
 """
 
 from jaxfp8._rewrite.rules import (  # noqa: F401 (each fills the table)
+    choices,
     collectives,
     conversions,
     dot,
@@ -36,7 +37,6 @@ from jaxfp8._rewrite.rules import (  # noqa: F401 (each fills the table)
     unserved,
     views,
     zero_points,
-    zeros,
 )
 from jaxfp8._rewrite.rules.registry import RULES
 

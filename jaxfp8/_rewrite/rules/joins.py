@@ -14,13 +14,7 @@ from jax import lax
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir import tiles as _tiles
-from jaxfp8._rewrite.ir.factors import (
-    Factor,
-    Factors,
-    all_moved,
-    on_tiles,
-    total,
-)
+from jaxfp8._rewrite.ir.factors import Factor, Factors, all_moved, on_tiles, total
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled, Scales
