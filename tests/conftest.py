@@ -70,9 +70,9 @@ def pytest_addoption(parser):
     parser.addoption(
         "--programs",
         type=int,
-        default=12,
+        default=6,
         metavar="N",
-        help="how many random programs with regions to draw; hundreds find what a dozen does not",
+        help="how many random programs with regions to draw; hundreds find what a few do not",
     )
     parser.addoption(
         "--mutations",

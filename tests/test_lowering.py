@@ -304,11 +304,10 @@ class TestWithoutTheLibrary:
         np.testing.assert_array_equal(np.asarray(y, np.float32), 32)
 
 
-# One weight of 64 MB in FP8; the process prints how much larger its peak memory became, and how
-# much XLA plans to allocate for intermediates.
+# One weight of 64 MB in FP8; for one row and for 64 the process prints how much larger its peak
+# memory became, and how much XLA plans to allocate for intermediates.
 _MEMORY = """
 import resource
-import sys
 
 import jax, jax.numpy as jnp, numpy as np
 import jaxfp8
@@ -316,14 +315,15 @@ import jaxfp8
 n = 8192
 w = jax.device_put(np.full((n, n), 0x38, np.uint8).view(jnp.float8_e4m3fn))
 small = jaxfp8.QArray(w[:256, :256], jnp.ones((1, 256)))
-x = jnp.ones((int(sys.argv[1]), n), jnp.bfloat16)
-jaxfp8.matmul(x[:, :256], small).block_until_ready()
-compiled = jax.jit({function}).lower(x, w, jnp.ones((1, n))).compile()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-y = compiled(x, w, jnp.ones((1, n))).block_until_ready()
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-assert np.all(np.asarray(y, np.float32) == n), y
-print(grown * 1024 - y.nbytes, compiled.memory_analysis().temp_size_in_bytes)
+for rows in (1, 64):
+    x = jnp.ones((rows, n), jnp.bfloat16)
+    jaxfp8.matmul(x[:, :256], small).block_until_ready()
+    compiled = jax.jit({function}).lower(x, w, jnp.ones((1, n))).compile()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    y = compiled(x, w, jnp.ones((1, n))).block_until_ready()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert np.all(np.asarray(y, np.float32) == n), y
+    print(grown * 1024 - y.nbytes, compiled.memory_analysis().temp_size_in_bytes)
 """
 FUNCTIONS = {
     "product": "lambda x, w, s: jaxfp8.matmul(x, jaxfp8.QArray(w, s))",
@@ -335,16 +335,12 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_a_large_weight_is_never_widened(function, rows) -> None:
+def test_a_large_weight_is_never_widened(function) -> None:
     code = _MEMORY.replace("{function}", function)
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(rows)], capture_output=True, text=True, check=True
-    )
-    grown, temp = map(int, out.stdout.split())
-    assert grown < 0.1 * 2**26
-    assert temp < 0.1 * 2**26
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    figures = [int(figure) for figure in out.stdout.split()]
+    assert len(figures) == 4 and max(figures) < 0.1 * 2**26
 
 
 def _rounded_product() -> tuple[ScaledDotSpec, dict[str, jax.Array], np.ndarray, np.ndarray]:
