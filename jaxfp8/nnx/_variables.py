@@ -8,6 +8,7 @@ prepared for a GPU is one variable of a whole `PreparedArray`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -67,13 +68,14 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
         return Held(codes=param)
     values = param[...]
     q: Any = recipe.quantize_weight(values, contracting, batch)
-    zero = None if q.zero_point is None else _variable(param, values, q.zero_point)
-    return Held(
-        codes=_variable(param, values, q.qvalue),
-        scale=_variable(param, values, q.scale),
-        zero_point=zero,
-        tiles=q.tiles,
-    )
+    return _held(q, lambda array: _variable(param, values, array))
+
+
+def _held(q: QArray, variable: Callable[[Any], Any], **more: Any) -> Held:
+    """The arrays of a `QArray`, each in a variable of its own."""
+    zero = None if q.zero_point is None else variable(q.zero_point)
+    codes, scale = variable(q.qvalue), variable(q.scale)
+    return Held(codes=codes, scale=scale, zero_point=zero, tiles=q.tiles, **more)
 
 
 def as_qarray(held: Held) -> Any:
@@ -124,14 +126,7 @@ def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:
     def variable(array: Any) -> Any:
         return QParam(jnp.asarray(array), **held.codes.get_metadata())
 
-    return Held(
-        codes=variable(q.qvalue),
-        scale=variable(q.scale),
-        zero_point=None if q.zero_point is None else variable(q.zero_point),
-        tiles=q.tiles,
-        order=held.order,
-        prepared=contracting,
-    )
+    return _held(q, variable, order=held.order, prepared=contracting)
 
 
 def holding(held: Held, q: QArray | TransposedArray) -> Held:
@@ -151,13 +146,7 @@ def holding(held: Held, q: QArray | TransposedArray) -> Held:
             own[_SHARDING] = _axes(own[_SHARDING], array.shape) if array.shape else ()
         return QParam(array, eager_sharding=False, **own)
 
-    return Held(
-        codes=variable(arrays.qvalue),
-        scale=variable(arrays.scale),
-        zero_point=None if arrays.zero_point is None else variable(arrays.zero_point),
-        tiles=arrays.tiles,
-        order=order,
-    )
+    return _held(arrays, variable, order=order)
 
 
 def _reordered(names: Any, before: Shape | None, after: Shape | None, rank: int) -> tuple[Any, ...]:
