@@ -8,6 +8,8 @@ import io
 import pathlib
 from typing import Any
 
+from jaxfp8._value import tables
+
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 
@@ -29,12 +31,6 @@ def drawn(path: str, title: str, figure: Any, body: str) -> bytes:
     if suffix != "html":
         return buffer.getvalue()
     svg = buffer.getvalue().decode()
-    return _page(title, svg[svg.index("<svg") :], body).encode()
-
-
-def _page(title: str, svg: str, body: str) -> str:
-    return (
-        f"<!doctype html>\n<meta charset='utf-8'>\n<title>{html.escape(title)}</title>\n"
-        f"<style>svg {{ max-width: 100%; height: auto }}</style>\n{svg}\n"
-        f"<pre>{html.escape(body)}</pre>\n"
-    )
+    style = "<style>svg { max-width: 100%; height: auto }</style>"
+    text = f"{style}\n{svg[svg.index('<svg') :]}\n<pre>{html.escape(body)}</pre>"
+    return tables.page(title, text).encode()

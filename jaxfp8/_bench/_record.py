@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import re
 import time
@@ -17,11 +16,6 @@ from jaxfp8._bench._measure import Missing, Timing
 from jaxfp8._call.library import ffi
 
 _PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")
-
-
-def text(run: dict[str, Any]) -> str:
-    """A run as a file."""
-    return json.dumps(run, indent=1) + "\n"
 
 
 def case(measured: Measured) -> dict[str, Any]:

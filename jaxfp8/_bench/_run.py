@@ -69,7 +69,7 @@ class Plan(Generic[R]):
         """The whole run as JSON."""
         results = [self.record(result) for result in done]
         head = {"schema": self.schema, "machine": machine, "settings": dict(self.settings)}
-        return _record.text({**head, self.key: results})
+        return tables.json({**head, self.key: results}, 1) + "\n"
 
 
 def run(plan: Plan[R]) -> int:

@@ -27,16 +27,7 @@ from jaxfp8._value.tiles import map_tiles
 from jaxfp8._value.transposed import TransposedArray
 
 Pair = tuple[Any, Any]  # an operand in floats, and as the product takes it
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layer:
-    """The name of a row; the fields are those of `LayerError`."""
-
-    path: str
-    kind: str
-    recipe: str
-    shape: Shape
+Layer = tuple[str, str, str, Shape]  # path, kind, recipe and shape of a row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +53,7 @@ class Call:
         """The name of its row."""
         recipe = self.recipe
         name = recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__
-        return Layer(path=self.path, kind=self.kind, recipe=name, shape=tuple(self.wide.shape))
+        return self.path, self.kind, name, tuple(self.wide.shape)
 
     def operands(self) -> dict[str, Any]:
         """Each operand in floats and in 8 bits; and an FP8 weight that is rounded once more."""
@@ -170,8 +161,12 @@ def _as_stored(x: jax.Array, q: EightBitArray) -> tuple[jax.Array, QArray]:
 
 
 def _row(layer: Layer, calls: list[Any]) -> LayerError:
+    path, kind, recipe, shape = layer
     return LayerError(
-        **dataclasses.asdict(layer),
+        path=path,
+        kind=kind,
+        recipe=recipe,
+        shape=shape,
         calls=len(calls),
         output=pooled(_error(call["output"]) for call in calls),
         weight=_operand([call["weight"] for call in calls if "weight" in call]),

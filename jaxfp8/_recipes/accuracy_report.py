@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -137,7 +136,7 @@ class AccuracyReport:
         parts = {"total": self.total, "weights": self.weights, "activations": self.activations}
         figures = {name: part and _figures(part) for name, part in parts.items()}
         whole = {"note": self.note, **figures, "keep_wide": self.keep_wide, "rows": rows}
-        return json.dumps(_plain(whole), indent=indent, allow_nan=False)
+        return tables.json(whole, indent)
 
     def to_html(self) -> str:
         """The rows as an HTML table."""
@@ -227,13 +226,3 @@ def _second_roundings(rows: tuple[LayerError, ...]) -> list[str]:
         if second.lossy_lines
     ]
     return [cost, *lossy]
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return value if finite else str(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -86,10 +85,7 @@ class Changes:
         names = ("bytes_saved", "others", "other_bytes", "left_scales")
         totals = {name: getattr(self, name) for name in names}
         rows = [dataclasses.asdict(row) for row in self.rows]
-        for row in rows:
-            if row["sqnr"] is not None and not math.isfinite(row["sqnr"]):
-                row["sqnr"] = str(row["sqnr"])
-        return json.dumps({**totals, "rows": rows}, indent=indent, allow_nan=False)
+        return tables.json({**totals, "rows": rows}, indent)
 
     def to_html(self) -> str:
         """The table as HTML."""

@@ -1,4 +1,4 @@
-"""Prints a report: as text or as HTML.
+"""Prints a report: as text, as HTML or as JSON.
 
 On a terminal a table fits its width. Elsewhere, in a file or a pipe, a row is one line, and nothing
 is cut. `COLUMNS` sets a width there too.
@@ -9,6 +9,8 @@ Rows of equal layers print as one row: their paths differ only in numbers.
 from __future__ import annotations
 
 import html as _html
+import json as _json
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -96,15 +98,34 @@ def _pieces(word: str, width: int) -> list[str]:
     return [piece[i : i + width] for piece in pieces for i in range(0, len(piece), width)]
 
 
-def html(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str] = ()
-) -> str:
+def html(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
     """The same as HTML."""
     cells = "".join(_html_row("td", row) for row in rows)
     return (
         f"<p>{_html.escape(title)}</p><table><thead>{_html_row('th', head)}</thead>"
         f"<tbody>{cells}</tbody></table>" + "".join(f"<p>{_html.escape(x)}</p>" for x in footer)
     )
+
+
+def page(title: str, body: str) -> str:
+    """A page of HTML, which loads nothing."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{_html.escape(title)}</title></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON; a number that is not finite becomes a string."""
+    return _json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def size(nbytes: int) -> str:
@@ -136,5 +157,6 @@ def starred(paths: set[str]) -> str:
     return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
-def _html_row(tag: str, row: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+def _html_row(tag: str, row: Row) -> str:
+    cells = ("".join(f"<div>{_html.escape(x)}</div>" for x in _lines(cell)) for cell in row)
+    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"

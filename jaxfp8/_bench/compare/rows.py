@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -84,15 +83,15 @@ def product(compared: Compared) -> dict[str, Any]:
 def _result(result: Result, operations: float) -> dict[str, Any]:
     return {
         "name": result.way,
-        "relative_l2": _plain(result.error.relative_l2),
-        "max_abs": _plain(result.error.max_abs),
-        "sqnr": _plain(result.error.sqnr),
+        "relative_l2": result.error.relative_l2,
+        "max_abs": result.error.max_abs,
+        "sqnr": result.error.sqnr,
         "bytes": result.bytes,
         "times": {stage: _timing(t, operations) for stage, t in result.timings.items()},
         "check": None
         if result.check is None
         else {
-            "share_of_bound": _plain(result.check.share),
+            "share_of_bound": result.check.share,
             "what": result.check.what,
             "passed": result.check.passed,
         },
@@ -104,11 +103,6 @@ def _timing(timing: Timing | Missing, operations: float) -> dict[str, Any]:
         return {"missing": timing.reason}
     gops = operations / timing.median / 1e9
     return {"seconds": timing.median, "spread": timing.spread, "gops": gops}
-
-
-def _plain(value: float) -> float | str:
-    """A number as JSON has it; a non-finite one becomes a string."""
-    return value if math.isfinite(value) else str(value)
 
 
 _SIDE, _COLUMNS = 6.0, 3

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
-from jaxfp8._rewrite.report import html, rows
+from jaxfp8._rewrite.report import rows
 from jaxfp8._rewrite.report.model import Findings
 from jaxfp8._value import tables
 
@@ -41,15 +40,17 @@ class Report(Findings):
         stacks = [dataclasses.asdict(stack) for stack in self.stacks]
         encodings = [dataclasses.asdict(one) for one in self.encodings]
         whole = {**named, "sites": own, "calls": calls, "stacks": stacks, "encodings": encodings}
-        return json.dumps(whole, indent=indent, allow_nan=False)
+        return tables.json(whole, indent)
 
     def to_html(self) -> str:
         """The rows and totals as an HTML page, which loads nothing."""
-        return html.page(self)
+        return tables.page(f"jaxfp8: {self.name}", self._repr_html_())
 
     def _repr_html_(self) -> str:
-        return html.fragment(self)
+        return tables.html(*self._table())
 
     def __str__(self) -> str:
-        cells = list(map(rows.cells, rows.rows(self)))
-        return tables.text(rows.headline(self), rows.HEAD, cells, rows.footer(self))
+        return tables.text(*self._table())
+
+    def _table(self) -> tuple[str, tables.Row, list[tables.Row], list[str]]:
+        return rows.headline(self), rows.HEAD, rows.rows(self), rows.footer(self)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jaxfp8._rewrite.report.model import Findings, Operand, Site
 from jaxfp8._value import tables
@@ -19,32 +19,7 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 HEAD = ("", "where", "product", "becomes, or why not")
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A line of a cell: its text, words before it, and its kind. A view has a style for each kind.
-
-    The kinds are "where", "function", "path", "library"; "call", "missed", "detail", "ended",
-    "note", "remedy".
-    """
-
-    kind: str
-    text: str
-    before: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """The equal dots of one line of code, such as those of the layers of an unrolled model."""
-
-    count: int  # how many they are
-    status: str  # "rewritten", "missed" or "already"
-    place: tuple[Line, ...]  # their line. Digits are "*" if their paths differ in them
-    operands: tuple[str, str]  # the two, as "f8_e4m3fn[64,32] per axis 1"
-    sizes: str  # "batch 2, M 4, N 32, K 64"
-    outcome: tuple[Line, ...]  # the call, or the reason and the remedy
-
-
-def rows(report: Findings) -> list[Row]:
+def rows(report: Findings) -> list[tables.Row]:
     """The rows of a report, equal ones together, in the order of their first ones."""
     groups: dict[object, list[Site]] = {}
     for site in (*report.sites, *report.calls):
@@ -53,62 +28,49 @@ def rows(report: Findings) -> list[Row]:
         )
         key = (*vars(alike).values(),)[:-2]
         groups.setdefault((key, tuple(_kernels(site))), []).append(site)
-    return [_row(sites) for sites in groups.values()]
+    return [_cells(sites) for sites in groups.values()]
 
 
-def _row(sites: list[Site]) -> Row:
-    site = sites[0]
-    return Row(
-        count=len(sites),
-        status=site.status,
-        place=tuple(_place(site, tables.starred({s.path for s in sites}))),
-        operands=(_operand(site.lhs), _operand(site.rhs)),
-        sizes=_sizes(site.dims),
-        outcome=tuple(_outcome(site, sum(s.widened_bytes for s in sites))),
-    )
+def _cells(sites: list[Site]) -> tables.Row:
+    """The cells of the equal dots of one line of code, such as those of an unrolled model's layers.
 
-
-def cells(row: Row) -> list[list[str]]:
-    """The cells of a row as text, line by line."""
-    count = [f"{row.count} x"] if row.count > 1 else []
-    sign = "no" if row.status == "missed" else "ok"
+    Digits are "*" if their paths differ in them.
+    """
+    site, count = sites[0], len(sites)
+    status = ["no" if site.status == "missed" else "ok"]
     return [
-        [sign, *count],
-        _texts(row.place),
-        [" . ".join(row.operands), row.sizes],
-        _texts(row.outcome),
+        [*status, f"{count} x"] if count > 1 else status,
+        list(_place(site, tables.starred({s.path for s in sites}))),
+        [f"{_operand(site.lhs)} . {_operand(site.rhs)}", _sizes(site.dims)],
+        list(_outcome(site, sum(s.widened_bytes for s in sites))),
     ]
 
 
-def _texts(lines: Sequence[Line]) -> list[str]:
-    return [("-> " if line.kind == "remedy" else line.before) + line.text for line in lines]
-
-
-def _place(site: Site, path: str) -> Iterator[Line]:
-    yield Line("where", relative(site.where))
+def _place(site: Site, path: str) -> Iterator[str]:
+    yield relative(site.where)
     if site.function:
-        yield Line("function", site.function, "in ")
+        yield f"in {site.function}"
     if path:
-        yield Line("path", path)
+        yield path
     if site.library:
-        yield Line("library", _INSTALLED.sub("", site.library), "by ")
+        yield f"by {_INSTALLED.sub('', site.library)}"
 
 
-def _outcome(site: Site, widened_bytes: int) -> Iterator[Line]:
+def _outcome(site: Site, widened_bytes: int) -> Iterator[str]:
     epilogue = shortened(site.epilogue)
     if site.already:
-        yield Line("call", f"already a kernel call: {epilogue}")
+        yield f"already a kernel call: {epilogue}"
     else:
-        yield Line("call", epilogue) if site.rewritten else Line("missed", site.reason)
+        yield epilogue if site.rewritten else site.reason
     details = [*_kernels(site), *_quantized(site)]
     details += [f"saves {tables.size(widened_bytes)}"] if site.rewritten else []
-    yield from (Line("detail", text) for text in (*details, site.mesh) if text)
+    yield from filter(None, (*details, site.mesh))
     if site.ended_at != site.where and site.ended_at:
-        yield Line("ended", relative(site.ended_at), "at ")
+        yield f"at {relative(site.ended_at)}"
     if site.note:
-        yield Line("note", site.note)
+        yield site.note
     if site.remedy:
-        yield Line("remedy", site.remedy)
+        yield f"-> {site.remedy}"
 
 
 def _operand(operand: Operand) -> str:
