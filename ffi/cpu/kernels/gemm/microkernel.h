@@ -26,6 +26,7 @@ template <class Policy>
 class PackedColumns {
  public:
   static constexpr int kGroups = 1;  // between two calls of Start
+  static constexpr int kLeastRows = 1, kMostRows = kMR;
 
   explicit PackedColumns(const uint8_t* panel) : panel_(panel) {}
 
@@ -99,13 +100,13 @@ class RegisterTile {
 };
 
 // Not inlined: no register is kept for the caller.
-template <class Policy, int kCount, bool kToF32, class Columns>
+template <class Policy, int kCount, class Columns>
 [[gnu::noinline]] void MultiplyTile(const PackedRows& rows, Columns columns, int64_t groups,
                                     Acc<Policy>* acc, int64_t pitch, bool first,
                                     const F32Sums* f32_sums) {
   RegisterTile<Policy, kCount> tile(acc, pitch, first);
   tile.Multiply(rows.data, rows.pitch, columns, groups);
-  if constexpr (kToF32) {
+  if (f32_sums) {
     const F32Sums to = *f32_sums;
     tile.AddTo(to);
   } else {
@@ -113,23 +114,23 @@ template <class Policy, int kCount, bool kToF32, class Columns>
   }
 }
 
-// Calls `function` with a constant count, 1 to kMost.
-template <int kMost, class Function>
+// Calls `function` with a constant count, kLeast to kMost.
+template <int kMost, int kLeast = 1, class Function>
 [[gnu::always_inline]] inline void WithCount(int64_t count, const Function& function) {
-  if constexpr (kMost > 1) {
-    if (count < kMost) return WithCount<kMost - 1>(count, function);
+  if constexpr (kMost > kLeast) {
+    if (count < kMost) return WithCount<kMost - 1, kLeast>(count, function);
   }
   function.template operator()<kMost>();
 }
 
+// Rows: kLeastRows to kMostRows of the source.
 template <class Policy, class Columns>
 void MultiplyColumns(const PackedRows& rows, const Columns& columns, int64_t depth, void* acc,
                      int64_t pitch, bool first, const F32Sums* f32_sums) {
   const int64_t groups = (depth + Policy::kGroup - 1) / Policy::kGroup;
-  WithCount<kMR>(rows.count, [&]<int kCount> {
-    const auto multiply = f32_sums ? MultiplyTile<Policy, kCount, true, Columns>
-                                   : MultiplyTile<Policy, kCount, false, Columns>;
-    multiply(rows, columns, groups, static_cast<Acc<Policy>*>(acc), pitch, first, f32_sums);
+  WithCount<Columns::kMostRows, Columns::kLeastRows>(rows.count, [&]<int kCount> {
+    MultiplyTile<Policy, kCount, Columns>(rows, columns, groups, static_cast<Acc<Policy>*>(acc),
+                                          pitch, first, f32_sums);
   });
 }
 

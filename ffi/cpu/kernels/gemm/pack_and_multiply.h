@@ -23,17 +23,26 @@ void WithZeroPoints(const Side& side, const Function& function) {
   function.template operator()<false>();
 }
 
+// K values of the block that are multiplied as they are read. Others go to PackPanel first: wide
+// types, values with scales of their own, and fewer rows than the source is compiled for.
+template <class Policy>
+int64_t FusedDepth(const Side& side, const Block& block, int rows, bool pack) {
+  if (!IsEightBit(side.dtype) || side.fine) return 0;
+  const bool quads = side.prepared || side.depth.Contiguous();
+  const int packing = Policy::kExact ? 1 : kLeastOfTiles;
+  const int least = !quads ? kLeastOfLines : pack ? packing : 1;
+  return rows < least ? 0 : DirectDepth<Policy>(side, block);
+}
+
 template <class Policy>
 const uint8_t* PackAndMultiply(const Side& side, const Block& block, const Panel& panel, bool keep,
                                const PackedRows& rows, void* acc, int64_t pitch, bool first,
                                const F32Sums* f32_sums) {
-  // Scales of single values, and wide types, go to PackPanel.
-  const bool fuses = IsEightBit(side.dtype) && !side.fine;
-  const int64_t depth = fuses ? DirectDepth<Policy>(side, block) : 0;
+  const bool pack = keep || block.sums || rows.count > kGemvRows;
+  const int64_t depth = FusedDepth<Policy>(side, block, rows.count, pack);
   const int64_t rest = block.depth - depth;
   if (depth > 0) {
     const Block part = PartOf(block, 0, depth);
-    const bool pack = keep || block.sums || rows.count > kGemvRows;
     WithByteType<Policy>(side.dtype, [&]<DType kType>() {
       WithZeroPoints<Policy, kType>(side, [&]<bool kSubtract>() {
         WithColumns<Policy, kType, kSubtract>(side, part, panel, pack, [&](const auto& columns) {

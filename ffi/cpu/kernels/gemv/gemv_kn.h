@@ -59,6 +59,15 @@ class ColumnsOfLines {
   Vector total_[kSums ? kVectors : 1];
 };
 
+// A line of one code, in place of lines beyond the last.
+template <int kCode>
+struct LineOf {
+  constexpr LineOf() { std::fill_n(code, kGemvColumns, kCode); }
+  uint8_t code[kGemvColumns];
+};
+template <int kCode>
+inline constexpr LineOf<kCode> kLineOf;
+
 template <class Policy, DType kType, int kCount, bool kSubtract, bool kSums>
 class GemvKn {
  public:
@@ -97,7 +106,7 @@ class GemvKn {
     for (int64_t k = 0; k < block_.depth; k += kLinesTogether) {
       const int64_t count = std::min<int64_t>(kLinesTogether, block_.depth - k);
       LinesTogether together(lines, block_, k);
-      for (int64_t i = count; i < kLinesTogether; ++i) together.line[i] = Zeros();
+      for (int64_t i = count; i < kLinesTogether; ++i) together.line[i] = kLineOf<Policy::template kZeroCode<kType>>.code;
       // The last columns are copied if a whole micro-panel would reach beyond the array.
       const bool copies = whole < width_ && k + count > readable;
       MultiplyLines(together, k, count, copies ? whole : width_);
@@ -139,22 +148,17 @@ class GemvKn {
     }
   }
 
-  static const uint8_t* Zeros() {
-    struct Line {
-      constexpr Line() { std::fill_n(code, kGemvColumns, Policy::template kZeroCode<kType>); }
-      uint8_t code[kGemvColumns];
-    };
-    static constexpr Line kLine;
-    return kLine.code;
-  }
-
   // Memory must be prefetched: without, one row from memory was 1.4 to 1.7x slower (AMD Zen 5).
   [[gnu::noinline]] void MultiplyLines(const LinesTogether& lines, int64_t k, int64_t count,
                                        int64_t columns) {
     const int64_t ahead = std::min(kLineAhead, columns);
     for (int64_t c = 0; c < columns; c += kNR) {
       for (int i = 0; i < kLinesTogether && c % 64 == 0; ++i) lines.Prefetch(i, c, ahead, columns);
-      MultiplyPanel(lines.line, c, k, count, c);
+      if (count == kLinesTogether) [[likely]] {
+        MultiplyPanel<kLinesTogether>(lines.line, c, k, count, c);
+      } else {
+        MultiplySome(lines.line, c, k, count, c);
+      }
     }
   }
 
@@ -166,21 +170,25 @@ class GemvKn {
       line[i] = rest[i];
       if (i < count) std::memcpy(rest[i], lines.line[i] + column, block_.count - column);
     }
-    MultiplyPanel(line, 0, k, count, column);
+    MultiplySome(line, 0, k, count, column);
+  }
+
+  [[gnu::noinline]] void MultiplySome(const uint8_t* const* lines, int64_t at, int64_t k,
+                                      int64_t count, int64_t column) {
+    MultiplyPanel<0>(lines, at, k, count, column);
   }
 
   // The micro-kernel for `count` lines from byte `at` on, for columns from `column` on.
+  //   kLines  their number, or 0: any
+  template <int kLines>
   [[gnu::always_inline]] void MultiplyPanel(const uint8_t* const* lines, int64_t at, int64_t k,
                                             int64_t count, int64_t column) {
     const uint8_t* rows = rows_.data + k * (4 / Policy::kGroup);
     RegisterTile<Policy, kCount> tile(acc_[0] + column, kGemvColumns, false);
     ColumnsOfLines<Policy, kType, kSubtract, kSums> columns(
         lines, at, columns_.zero + (kSubtract ? column : 0), sums_ + (kSums ? column : 0));
-    if (count == kLinesTogether) [[likely]] {
-      tile.Multiply(rows, rows_.pitch, columns, kLinesTogether / Policy::kGroup);
-    } else {
-      tile.Multiply(rows, rows_.pitch, columns, (count + Policy::kGroup - 1) / Policy::kGroup);
-    }
+    const int64_t groups = ((kLines > 0 ? kLines : count) + Policy::kGroup - 1) / Policy::kGroup;
+    tile.Multiply(rows, rows_.pitch, columns, groups);
     columns.StoreSums();
     tile.StoreTo(acc_[0] + column, kGemvColumns);
   }
