@@ -32,7 +32,7 @@
 #include "common/xla_call.h"
 #include "cuda/bind.h"
 #include "cuda/device.h"
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/operands.h"
 #include "cuda/known_calls.h"
 #include "cuda/plans.h"
 #include "cuda/route.h"

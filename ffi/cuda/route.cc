@@ -10,7 +10,7 @@
 #include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 
 namespace jaxfp8::cuda {

@@ -8,9 +8,9 @@
 #include "cuda/kernels/sm80_imma/schedule.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
-#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 #include "cuda/route.h"
 
 namespace jaxfp8::cuda {

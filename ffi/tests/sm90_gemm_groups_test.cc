@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/kernels/sm90_gemm/groups.h"
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/groups.h"
+#include "cuda/kernels/sm90/operands.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 #include "tests/expect.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -48,7 +50,7 @@ void CheckCover(const Problem& p, const Configuration& c, const std::vector<int3
           std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) + ": ";
   // Tiles of weights, which are on the left of 16-bit values, are of the transposed output.
   const TileShape tile = IsMixed(p) ? TileShape{c.tile.columns, c.tile.rows} : c.tile;
-  const Schedule s = MakeSchedule(WithWeightsOnLeft(p), c);
+  const Schedule s = IsMixed(p) ? MakeMixedSchedule(WithWeightsOnLeft(p), c) : MakeSchedule(p, c);
   const std::vector<int32_t> groups = GroupOfRows(p, sizes);
   std::vector<int32_t> computed(p.rows * p.columns, 0);
   const int32_t ranks = c.pair == Pair::kNone ? 1 : 2;
@@ -181,9 +183,10 @@ void CheckChoice() {
   mixed.lhs.dtype = DType::kBF16, mixed.depth = 2048;
   mixed = WithWeightsOnLeft(mixed);
   Expect(WithEvenGroups(mixed).columns == 256, "groups of 16-bit values are columns");
-  Expect(Choose(mixed, kH100).tile == TileShape{128, 256}, "of which a tile has room for a group");
-  Schedule s = MakeSchedule(mixed, Choose(mixed, kH100));
-  ShareUnits(mixed, Choose(mixed, kH100), kH100, s);
+  Expect(ChooseMixed(mixed, kH100).tile == TileShape{128, 256},
+         "of which a tile has room for a group");
+  Schedule s = MakeMixedSchedule(mixed, ChooseMixed(mixed, kH100));
+  ShareUnits(mixed, ChooseMixed(mixed, kH100), kH100, s);
   Expect(s.share == 0 && s.whole_units == s.units, "units of groups are not shared");
   Expect(MakeSchedule(Grouped(Grouping::kContiguous, 4, 0, 100), even).units == 0,
          "without rows there is nothing to do");

@@ -1,5 +1,5 @@
-// The schedule of `sm90_gemm`: every tile of the output belongs to one block of one unit; which
-// tile shape a product gets; which operands are copied.
+// The schedules of `sm90_gemm` and the W8A16 kernel: every tile of the output belongs to one block
+// of one unit; which tile shape a product gets; which operands are copied.
 
 #include <cstdio>
 #include <initializer_list>
@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "cuda/kernels/common/divisor.h"
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 #include "tests/expect.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -147,12 +148,12 @@ void CheckWeights() {
   for (const Row& row : kTable) {
     const Problem p = Weights(row.rows, row.columns, row.depth);
     Expect(IsMixed(p) && !HasWeightsOnRight(p) && p.rows == row.columns, "weights are on the left");
-    const Configuration c = Choose(p, kH100);
+    const Configuration c = ChooseMixed(p, kH100);
     Expect(c.tile == row.wanted && c.pair == Pair::kNone,
            std::to_string(row.rows) + " rows of " + std::to_string(row.columns) + "x" +
                std::to_string(row.depth) + " weights get " + NameOf(c));
   }
-  const Schedule s = MakeSchedule(Weights(1, 1, 65), {{128, 128}, Pair::kNone});
+  const Schedule s = MakeMixedSchedule(Weights(1, 1, 65), {{128, 128}, Pair::kNone});
   Expect(s.steps == 2, "a step has 64 of K beside 16-bit values");
   const Operands operands = OperandsOf(Weights(3, 5, 48));
   Expect(operands.lhs.LinePitch() == 48 && operands.rhs.LinePitch() == 96,
@@ -172,7 +173,7 @@ void CheckWeights() {
 // it where it looks for them: each the first shared part of the block before.
 void CheckParts(const Problem& p, TileShape tile, int32_t blocks, bool shares) {
   const Configuration c{tile, Pair::kNone};
-  Schedule s = MakeSchedule(p, c);
+  Schedule s = MakeMixedSchedule(p, c);
   ShareUnits(p, c, blocks, s);
   const std::string name = std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" +
                            std::to_string(p.depth) + " on " + std::to_string(blocks) + ": ";
@@ -219,7 +220,6 @@ void CheckSharedUnits() {
   CheckParts(Weights(128, 1024, 14336), {128, 128}, 113, true);
   CheckParts(Weights(256, 14336, 4096), {128, 256}, kH100, false);
   CheckParts(Weights(264, 33792, 4096), {128, 256}, kH100, false);
-  CheckParts(Product(1, 512, 28672, 8192), {128, 128}, kH100, false);
 }
 
 void CheckOperands() {

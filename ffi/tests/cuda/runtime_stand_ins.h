@@ -16,9 +16,10 @@
 #include "cuda/kernels/sm80_imma/schedule.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 #include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 
 namespace jaxfp8::cuda {
 namespace {
@@ -107,13 +108,21 @@ class CopiesPlan : public Plan {
   //   problem  with 8-bit weights on the left of 16-bit values
   CopiesPlan(const Problem& problem, int32_t multiprocessors, size_t workspace)
       : operands_(OperandsOf(problem)) {
-    const Configuration configuration = Choose(problem, multiprocessors);
-    schedule_ = MakeSchedule(problem, configuration);
+    if (IsMixed(problem)) {
+      ShareMixed(problem, multiprocessors, workspace);
+    } else {
+      schedule_ = MakeSchedule(problem, Choose(problem, multiprocessors));
+    }
+    blocks_ = BlocksOf(schedule_, multiprocessors);
+  }
+
+  void ShareMixed(const Problem& problem, int32_t multiprocessors, size_t workspace) {
+    const Configuration configuration = ChooseMixed(problem, multiprocessors);
+    schedule_ = MakeMixedSchedule(problem, configuration);
     Schedule shared = schedule_;
     ShareUnits(problem, configuration, multiprocessors, shared);
     const size_t bytes = SharedUnitsBytes(shared, configuration.tile, multiprocessors);
     if (bytes > 0 && bytes <= workspace) schedule_ = shared, shared_bytes_ = bytes;
-    blocks_ = BlocksOf(schedule_, multiprocessors);
   }
 
   Status Run(const Buffers& buffers, cudaStream_t) const override {

@@ -1,4 +1,4 @@
-// The arguments of the kernel of `sm90_gemm`, and its instances.
+// The arguments of the Hopper kernels, and what launches one.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 #include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/epilogue/dequantize.cuh"
-#include "cuda/kernels/sm90_gemm/layout.h"
-#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90/block.h"
+#include "cuda/kernels/sm90/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -78,16 +78,5 @@ struct Kernel {
   int threads = 0, shared_bytes = 0;
   bool has_boxes = false;  // of the output, which it copies (TMA)
 };
-
-// The kernel for a tile shape, or one without a function.
-Kernel E4M3Kernel(DType rhs, Scaling scaling, TileShape tile);
-Kernel E5M2Kernel(DType rhs, Scaling scaling, TileShape tile);
-Kernel Float8SumsKernel(DType lhs, DType rhs, TileShape tile);  // scaled after all of K
-Kernel S8Kernel(DType rhs, TileShape tile);
-Kernel U8Kernel(DType rhs, TileShape tile);
-// The same for weights of a type and activations of 16 bits.
-Kernel E4M3WeightsKernel(DType wide, TileShape tile);
-Kernel E5M2WeightsKernel(DType wide, TileShape tile);
-Kernel S8WeightsKernel(DType wide, TileShape tile);
 
 }  // namespace jaxfp8::cuda::sm90

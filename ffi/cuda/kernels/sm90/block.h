@@ -14,7 +14,7 @@ inline constexpr int kWarpRows = 16, kStagedBytes = 128;
 inline constexpr int kNarrowPitch = kStagedBytes + 16, kWidePitch = kStagedBytes + 32;
 // A warpgroup stores boxes of a wave x 64 columns of 16 bits (TMA).
 inline constexpr int kBoxColumns = 64, kBoxBytes = kBoxColumns * kStagedBytes;
-// Bytes in which a consumer warp keeps what it knows of its tile (sm90_gemm/groups.cuh).
+// Bytes in which a consumer warp keeps what it knows of its tile (groups.cuh).
 inline constexpr int kKeptBytes = 32;
 inline constexpr int kMaxSharedBytes = 227 << 10;
 inline constexpr int kMaxStages = 16;

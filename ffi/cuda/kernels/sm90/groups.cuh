@@ -2,9 +2,9 @@
 
 #pragma once
 
+#include "cuda/kernels/sm90/arguments.h"
+#include "cuda/kernels/sm90/groups.h"
 #include "cuda/kernels/sm90/shared.cuh"
-#include "cuda/kernels/sm90_gemm/arguments.h"
-#include "cuda/kernels/sm90_gemm/groups.h"
 
 namespace jaxfp8::cuda::sm90 {
 

@@ -25,7 +25,7 @@
 #include <limits>
 
 #include "common/platform.h"
-#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
 

@@ -1,6 +1,4 @@
-#include "cuda/kernels/sm90_gemm/operands.h"
-
-#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90/operands.h"
 
 namespace jaxfp8::cuda::sm90 {
 namespace {
@@ -75,23 +73,6 @@ bool HasWeightsOnRight(const Problem& problem) {
 
 Problem WithWeightsOnLeft(const Problem& problem) {
   return HasWeightsOnRight(problem) ? Swapped(problem) : problem;
-}
-
-bool HasFineScales(const Side& weights) {
-  const int64_t depth = weights.tiles.tile_depth;
-  return weights.scale && !weights.tiles.ConstantAlongDepth() &&
-         (depth == kFineDepth || (depth == kMixedDepth && weights.HasExponents()));
-}
-
-bool SumsFirst(const Problem& problem) {
-  const Side &lhs = problem.lhs, &rhs = problem.rhs;
-  if (IsInt8(lhs.dtype) && IsInt8(rhs.dtype)) return true;
-  const auto varies = [](const Side& side) {
-    return side.scale && !side.tiles.ConstantAlongDepth();
-  };
-  const bool has_code = lhs.dtype == DType::kE4M3 || rhs.dtype == DType::kE4M3;
-  return IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype) && has_code && !problem.highest &&
-         !varies(lhs) && !varies(rhs);
 }
 
 Status WhyNotWorkspace(const Operands& operands, size_t workspace) {

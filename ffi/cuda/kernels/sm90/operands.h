@@ -1,4 +1,4 @@
-// How `sm90_gemm` reads its operands: in place, or as copies in the workspace. Pure.
+// How the Hopper kernels read their operands: in place, or as copies in the workspace. Pure.
 
 #pragma once
 
@@ -44,14 +44,6 @@ Operands OperandsOf(const Problem& problem);
 bool IsMixed(const Problem& problem);
 bool HasWeightsOnRight(const Problem& problem);
 Problem WithWeightsOnLeft(const Problem& problem);
-
-// Whether codes of weights are multiplied by their scales as they are decoded: scales of 32 of K,
-// or of 64 that are powers of two.
-bool HasFineScales(const Side& weights);
-
-// Whether the sums of 8-bit operands are scaled once, after all of K: those of integers, and those
-// of FP8 that need not be exact in float32 ("fast" sums: tensor cores keep 13 bits of each term).
-bool SumsFirst(const Problem& problem);
 
 // Why the copies do not fit the workspace.
 Status WhyNotWorkspace(const Operands& operands, size_t workspace);

@@ -1,4 +1,4 @@
-// Which tile shape a product gets in `sm90_gemm`, and which block computes which tiles. Pure.
+// Which block computes which tiles in the Hopper kernels. Pure.
 //
 //   rows of the output
 //     |   +------+------+------+--     Blocks, or pairs of them, take tiles in turn. A band of
@@ -7,10 +7,10 @@
 //         | ...  | ...  | ...  |       operands are read from L2.
 //         +======+======+======+==
 //
-// Beside 16-bit values the units that do not fill a turn, and those of the turn before, are shared:
-// each block has the same number of their steps. A tile that several blocks have parts of is
-// finished by the one with its first step; the others, which have smaller numbers, leave their sums
-// in the workspace.
+// Beside 16-bit values (sm90_w8a16/schedule.h) the units that do not fill a turn, and those of the
+// turn before, are shared: each block has the same number of their steps. A tile that several
+// blocks have parts of is finished by the one with its first step; the others, which have smaller
+// numbers, leave their sums in the workspace.
 //
 //   units      | 0          | 1          | 2          |     three units of four blocks: each has
 //   steps      | 0 1 2 3    | 0 1 2 3    | 0 1 2 3    |     three steps
@@ -21,9 +21,7 @@
 
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "common/platform.h"
 #include "cuda/kernels/common/divisor.h"
@@ -34,10 +32,6 @@ namespace jaxfp8::cuda::sm90 {
 
 // K of a stage, in elements and bytes; also that of a block of scales.
 inline constexpr int kStepDepth = 128;
-// The same where rhs has 16 bits.
-inline constexpr int kMixedDepth = 64;
-// K of the finest scales there: half a step.
-inline constexpr int kFineDepth = 32;
 
 // Rows and columns of an output tile.
 struct TileShape {
@@ -126,41 +120,30 @@ JAXFP8_HD TileCoord TileOf(const Schedule& s, int32_t unit, int32_t rank) {
           s.pair == Pair::kSharesLhs ? 2 * column + rank : column};
 }
 
-// The tile shapes that kernels are compiled for: of FP8 with two sets of sums in registers, the
-// scaled ones and those of a step; with one set (`SumsFirst`); and beside 16-bit values.
-inline constexpr TileShape kTileShapes[] = {{256, 128}, {128, 192}, {128, 128},
-                                            {64, 128},  {64, 64},   {64, 32}};
-inline constexpr TileShape kSumTileShapes[] = {{128, 256}, {256, 128}, {128, 128},
-                                               {64, 128},  {64, 64},   {64, 32}};
-inline constexpr TileShape kMixedTileShapes[] = {{128, 256}, {256, 128}, {128, 128}};
-
-std::span<const TileShape> TileShapesOf(const Problem& problem);
-
-Schedule MakeSchedule(const Problem& problem, const Configuration& configuration);
-
-// Shares units among so many blocks, where that is estimated to be faster.
-void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t blocks,
-                Schedule& schedule);
-
-// Of the counters of a block, one for each of its consumer warpgroups; aligned, as the sums after
-// them.
-inline constexpr int32_t kCounterBytes = 16;
-
-// Bytes of the workspace that blocks with shared units need: a counter and the sums of a tile each.
-size_t SharedUnitsBytes(const Schedule& schedule, TileShape tile, int32_t blocks);
-
-// The most, on the largest device: an H100 has 132 multiprocessors.
-inline constexpr size_t kMaxSharedUnitsBytes =
-    132 * (kCounterBytes + sizeof(float) * size_t{128} * 256);
+// A step has `depth` of K.
+Schedule MakeSchedule(const Problem& problem, const Configuration& configuration,
+                      int32_t depth = kStepDepth);
 
 // How many blocks a launch has: a multiple of the blocks of a unit, at most one a multiprocessor.
 int32_t BlocksOf(const Schedule& schedule, int32_t multiprocessors);
 
-// The configuration with the shortest estimated time.
-Configuration Choose(const Problem& problem, int32_t multiprocessors);
+// Of a multiprocessor in a clock cycle: products of the tensor cores, and bytes that are loaded
+// from L2 while all multiprocessors load.
+struct Rates {
+  double products = 4096, bytes = 44;
+};
 
-// Estimated clock cycles.
-double CyclesOf(const Problem& problem, const Configuration& configuration,
-                int32_t multiprocessors);
+// The estimated clock cycles of a step, and of a tile beside its steps.
+struct Times {
+  double step, tile;
+};
+Times TimesOf(const Problem& problem, const Configuration& configuration, int32_t depth,
+              const Rates& rates);
+
+// Those of a product, whose blocks take units in turn.
+double CyclesOf(const Schedule& schedule, const Times& times, int32_t multiprocessors);
+
+// Bytes that a block loads from L2 for a step.
+double LoadedBytes(const Problem& problem, const Configuration& configuration, int32_t depth);
 
 }  // namespace jaxfp8::cuda::sm90

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/kernels/sm90_gemm/kernel.cuh"
+#include "cuda/kernels/sm90_gemm/kernels.h"
 
 namespace jaxfp8::cuda::sm90 {
 

@@ -17,10 +17,10 @@
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/tile_index.cuh"
+#include "cuda/kernels/sm90/arguments.h"
+#include "cuda/kernels/sm90/groups.cuh"
 #include "cuda/kernels/sm90/ring.cuh"
 #include "cuda/kernels/sm90/shared.cuh"
-#include "cuda/kernels/sm90_gemm/arguments.h"
-#include "cuda/kernels/sm90_gemm/groups.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 

@@ -16,8 +16,8 @@
 
 #include <utility>
 
+#include "cuda/kernels/sm90/arguments.h"
 #include "cuda/kernels/sm90/staged.cuh"
-#include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/load.cuh"
 
 namespace jaxfp8::cuda::sm90 {

@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90/operands.h"
+#include "cuda/kernels/sm90/schedule.h"
 #include "cuda/kernels/sm90_gemm/path.h"
-#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90_w8a16/path.h"
 
 namespace jaxfp8::cuda::sm90 {
 namespace {
@@ -22,28 +23,12 @@ double Size(const Problem& problem, const Side& side, int64_t lines) {
          static_cast<double>(lines) * static_cast<double>(problem.depth + kOperandAlignment);
 }
 
-// Of a batch index, of a side whose scales change along K.
-double Scales(const Side& side, int64_t lines, int64_t depth) {
-  return static_cast<double>(lines) * (static_cast<double>(depth / side.tiles.tile_depth) + 1);
-}
-
 // Tiles of 64 x 32, the smallest.
 double TilesOf(const Problem& problem) {
   const double batch = static_cast<double>(problem.batch);
   const double down = static_cast<double>(problem.rows) / 64;
   const double across = static_cast<double>(problem.columns) / 32 + 1;
   return (GroupsRows(problem) ? down + 2 * batch : (down + 1) * batch) * across;
-}
-
-// Why groups do not fit the kernel that multiplies these types.
-Status WhyNotGroupsOf(const Problem& problem) {
-  if (problem.grouping == Grouping::kNone) return {};
-  if (!IsMixed(problem)) {
-    if (problem.lhs.zero_point || problem.rhs.zero_point) return "groups cannot have zero points";
-  } else if (!GroupsRows(problem) || !HasWeightsOnRight(problem)) {
-    return "groups of 16-bit values have to be rows of lhs, times weights of each group";
-  }
-  return WhyNotGroups(problem);
 }
 
 // Why the scales of a side do not fit the steps of the kernel.
@@ -69,50 +54,32 @@ Status WhyNotZeros(const Side& side, int64_t depth) {
          " products, and the contracted axis has " + std::to_string(depth);
 }
 
-// Why 8-bit weights, on the left, and 16-bit activations do not fit the kernel.
-Status WhyNotWeights(const Problem& problem) {
-  const Side &weights = problem.lhs, &wide = problem.rhs;
-  if (wide.dtype == DType::kF32) {
-    return "beside 8-bit weights its values have 16 bits, and the operand is float32";
+// Why 8-bit sides do not fit the kernel.
+Status WhyNotSides(const Problem& problem, bool integers) {
+  if (!problem.lhs.HasPlainScales() || !problem.rhs.HasPlainScales()) {
+    return "it reads scales of float32 alone, and does not round them, but for weights beside "
+           "16-bit values";
   }
-  if (wide.scale && !wide.tiles.ConstantAlongDepth()) {
-    return "scales of its 16-bit side have to be constant along the contracted axis";
+  for (const Side* side : {&problem.lhs, &problem.rhs}) {
+    JAXFP8_RETURN_IF_ERROR(integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side));
   }
-  const bool varies = (weights.scale || weights.zero_point) && !weights.tiles.ConstantAlongDepth();
-  const bool fine = HasFineScales(weights);
-  if (fine && Scales(weights, problem.rows, problem.depth) > static_cast<double>(kMaxSize)) {
-    return "it counts scales in 32 bits, and there are more";
-  }
-  if (fine && (weights.zero_point || weights.dtype == DType::kU8)) {
-    return "with scales that change every " + std::to_string(weights.tiles.tile_depth) +
-           " values its weights are int8 or FP8, without zero points";
-  }
-  if (varies && !fine && weights.tiles.tile_depth % kMixedDepth != 0) {
-    return "scales or zero points of its weights change every " +
-           std::to_string(weights.tiles.tile_depth) +
-           " values along the contracted axis, but it needs 32 or a multiple of " +
-           std::to_string(kMixedDepth);
-  }
-  if (varies && weights.scale && wide.dtype == DType::kF16) {
-    return "beside float16 it has no room for scales that change along the contracted axis: it "
-           "multiplies codes by powers of two, which leave the range of float16";
-  }
-  const Operands operands = OperandsOf(problem);
-  if (operands.rhs.copied) {
-    return "16-bit values have to be lines of the contracted axis, of a multiple of " +
-           std::to_string(kOperandAlignment) + " bytes";
-  }
-  if (operands.lhs.copied) {
-    return "beside 16-bit values lines of weights need a multiple of " +
-           std::to_string(kOperandAlignment) + " bytes";
-  }
-  if (wide.scale && !wide.HasPlainScales()) {
-    return "scales of its 16-bit side have to be float32, and are not rounded";
-  }
+  const bool zeros = problem.lhs.zero_point || problem.rhs.zero_point;
+  if (problem.grouping != Grouping::kNone && zeros) return "groups cannot have zero points";
   return {};
 }
 
 }  // namespace
+
+bool SumsFirst(const Problem& problem) {
+  const Side &lhs = problem.lhs, &rhs = problem.rhs;
+  if (IsInt8(lhs.dtype) && IsInt8(rhs.dtype)) return true;
+  const auto varies = [](const Side& side) {
+    return side.scale && !side.tiles.ConstantAlongDepth();
+  };
+  const bool has_code = lhs.dtype == DType::kE4M3 || rhs.dtype == DType::kE4M3;
+  return IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype) && has_code && !problem.highest &&
+         !varies(lhs) && !varies(rhs);
+}
 
 Status WhyNotSizes(const Problem& problem) {
   const double units = TilesOf(problem);
@@ -138,17 +105,8 @@ Status WhyNot(const Problem& problem, const Device& device) {
   }
   if (device.compute_capability != 90) return NeedsCapability(90, device);
   if (problem.depth == 0) return "there is nothing to sum";
-  if (mixed) {
-    JAXFP8_RETURN_IF_ERROR(WhyNotWeights(WithWeightsOnLeft(problem)));
-  } else if (!problem.lhs.HasPlainScales() || !problem.rhs.HasPlainScales()) {
-    return "it reads scales of float32 alone, and does not round them, but for weights beside "
-           "16-bit values";
-  }
-  for (const Side* side : {&problem.lhs, &problem.rhs}) {
-    if (mixed) break;
-    JAXFP8_RETURN_IF_ERROR(integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side));
-  }
-  JAXFP8_RETURN_IF_ERROR(WhyNotGroupsOf(problem));
+  JAXFP8_RETURN_IF_ERROR(mixed ? WhyNotMixed(problem) : WhyNotSides(problem, integers));
+  if (problem.grouping != Grouping::kNone) JAXFP8_RETURN_IF_ERROR(WhyNotGroups(problem));
   if (problem.out.dtype == DType::kS32) return "it has no int32 output";
   return WhyNotSizes(problem);
 }

@@ -19,14 +19,14 @@
 //     full     completes when the data are there
 //     empty    completes when every consumer warp has read them; for tiles, those of the pair
 //
-// CTAs may share a tile, each with some of its steps (shared_units.cuh). The host side is that of
-// `sm90_gemm`: its schedule, arguments and plan.
+// CTAs may share a tile, each with some of its steps (shared_units.cuh).
 
 #pragma once
 
 #include <iterator>
 #include <utility>
 
+#include "cuda/kernels/sm90_w8a16/kernels.h"
 #include "cuda/kernels/sm90_w8a16/layout.h"
 #include "cuda/kernels/sm90_w8a16/load.cuh"
 #include "cuda/kernels/sm90_w8a16/multiply.cuh"

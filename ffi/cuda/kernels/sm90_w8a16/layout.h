@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/sm90/block.h"
-#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
 

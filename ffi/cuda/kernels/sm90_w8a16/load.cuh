@@ -13,9 +13,9 @@
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
+#include "cuda/kernels/sm90/groups.cuh"
 #include "cuda/kernels/sm90/ring.cuh"
 #include "cuda/kernels/sm90/shared.cuh"
-#include "cuda/kernels/sm90_gemm/groups.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 

@@ -11,8 +11,9 @@
 
 #pragma once
 
+#include "cuda/kernels/sm90/arguments.h"
 #include "cuda/kernels/sm90/barrier.cuh"
-#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
 

@@ -16,7 +16,8 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
-#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90/arguments.h"
+#include "cuda/kernels/sm90_w8a16/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
 
