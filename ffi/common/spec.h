@@ -51,8 +51,8 @@ struct ScaledDotSpec {
 };
 
 // Calls `visit` with the name and the value of each field, in the order above.
-template <class Side, class Visit>
-void EachFieldOfSide(Side& side, Visit&& visit) {
+template <class Spec, class Visit>
+void EachFieldOfSide(Spec& side, Visit&& visit) {
   visit("dtype", side.dtype), visit("shape", side.shape), visit("contracting", side.contracting);
   visit("batch", side.batch), visit("tiles", side.tiles), visit("scale", side.scale);
   visit("zero_point", side.zero_point), visit("scale_rounded", side.scale_rounded);

@@ -5,7 +5,7 @@
 namespace jaxfp8 {
 namespace {
 
-void AddBatchAxes(const ScaledDotSpec& spec, Groups& groups) {
+void AddBatchAxes(const ScaledDotSpec& spec, AxisGroups& groups) {
   for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
     const int lhs = static_cast<int>(spec.lhs.batch[i]);
     const int rhs = static_cast<int>(spec.rhs.batch[i]);
@@ -31,8 +31,8 @@ void Append(Digit digit, std::vector<Digit>& to) {
   }
 }
 
-Groups GroupAxes(const ScaledDotSpec& spec) {
-  Groups groups;
+AxisGroups GroupAxes(const ScaledDotSpec& spec) {
+  AxisGroups groups;
   AddBatchAxes(spec, groups);
   int out = static_cast<int>(spec.lhs.batch.size());
   for (int axis : FreeAxes(spec.lhs))
@@ -48,15 +48,15 @@ Groups GroupAxes(const ScaledDotSpec& spec) {
   return groups;
 }
 
-SideAxes MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
-                  const std::vector<Axis>& free) {
-  const Array values(spec.shape, {}, place);
-  SideAxes side;
+OperandAxes MakeOperand(const OperandSpec& spec, int Axis::* place, const AxisGroups& groups,
+                        const std::vector<Axis>& free) {
+  const AxisArray values(spec.shape, {}, place);
+  OperandAxes side;
   side.batch = values.Digits(groups.batch);
   side.free = values.Digits(free);
   side.depth = values.Digits(groups.depth);
   if (!spec.scale && !spec.zero_point) return side;
-  const Array tiles(spec.shape, spec.tiles, place);
+  const AxisArray tiles(spec.shape, spec.tiles, place);
   side.tile_batch = tiles.Digits(groups.batch);
   side.tile_free = tiles.Digits(free);
   side.tile_depth = tiles.Digits(groups.depth);
@@ -89,7 +89,8 @@ int64_t CountSegments(const std::vector<Digit>& digits) {
   return segments;
 }
 
-Array::Array(Dims shape, Dims tiles, int Axis::* place) : place_(place), axes_(shape.size()) {
+AxisArray::AxisArray(Dims shape, Dims tiles, int Axis::* place)
+    : place_(place), axes_(shape.size()) {
   int64_t stride = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     const int64_t tile = tiles.empty() ? 1 : tiles[i];
@@ -98,7 +99,7 @@ Array::Array(Dims shape, Dims tiles, int Axis::* place) : place_(place), axes_(s
   }
 }
 
-std::vector<Digit> Array::Digits(const std::vector<Axis>& group) const {
+std::vector<Digit> AxisArray::Digits(const std::vector<Axis>& group) const {
   std::vector<Digit> digits;
   for (const Axis& axis : group) {
     const int i = axis.*place_;
@@ -109,7 +110,7 @@ std::vector<Digit> Array::Digits(const std::vector<Axis>& group) const {
   return digits;
 }
 
-int64_t Array::Count() const {
+int64_t AxisArray::Count() const {
   int64_t count = 1;
   for (const Place& axis : axes_) count *= TileCount(axis.size, axis.tile);
   return count;
@@ -118,8 +119,8 @@ int64_t Array::Count() const {
 Axes AxesOf(const ScaledDotSpec& spec) {
   Axes axes;
   axes.groups = GroupAxes(spec);
-  axes.lhs = MakeSide(spec.lhs, &Axis::lhs, axes.groups, axes.groups.rows);
-  axes.rhs = MakeSide(spec.rhs, &Axis::rhs, axes.groups, axes.groups.columns);
+  axes.lhs = MakeOperand(spec.lhs, &Axis::lhs, axes.groups, axes.groups.rows);
+  axes.rhs = MakeOperand(spec.rhs, &Axis::rhs, axes.groups, axes.groups.columns);
   return axes;
 }
 

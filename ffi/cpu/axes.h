@@ -19,7 +19,7 @@ struct Axis {
 };
 
 // If one operand is broadcast along a batch axis, the axis counts as a free axis of the other.
-struct Groups {
+struct AxisGroups {
   std::vector<Axis> batch, rows, columns, depth;
 };
 
@@ -36,10 +36,10 @@ struct Digit {
 int64_t CountSegments(const std::vector<Digit>& digits);
 
 // The shape of an array, and the dot's axis for each of its axes.
-class Array {
+class AxisArray {
  public:
   // An array with one element per tile; with single values if `tiles` is empty.
-  Array(Dims shape, Dims tiles, int Axis::* place);
+  AxisArray(Dims shape, Dims tiles, int Axis::* place);
 
   // The strides along a group. Axes are merged if one stride serves both, and broadcast axes are
   // dropped.
@@ -57,15 +57,15 @@ class Array {
 };
 
 // The strides of the values of one operand, and of its scales and zero points (one per tile).
-struct SideAxes {
+struct OperandAxes {
   std::vector<Digit> batch, free, depth;
   std::vector<Digit> tile_batch, tile_free, tile_depth;
   int64_t tiles = 0;
 };
 
 struct Axes {
-  Groups groups;
-  SideAxes lhs, rhs;
+  AxisGroups groups;
+  OperandAxes lhs, rhs;
 };
 
 Axes AxesOf(const ScaledDotSpec& spec);

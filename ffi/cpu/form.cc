@@ -39,8 +39,8 @@ bool ArePrepared(const std::vector<Digit>& free, const std::vector<Digit>& depth
   return depth.size() == 1 || (depth.size() == 2 && depth[0].stride == kPreparedColumns * kQuad);
 }
 
-SideForm MakeSide(const OperandSpec& spec, const SideAxes& axes) {
-  SideForm side;
+OperandForm MakeOperand(const OperandSpec& spec, const OperandAxes& axes) {
+  OperandForm side;
   side.dtype = ParseDType(spec.dtype);
   side.zero_point = spec.zero_point;
   side.contiguous = IsContiguous(axes.depth);
@@ -57,8 +57,8 @@ Form FormOf(const ScaledDotSpec& spec, const Axes& axes) {
   form.rows = Size(axes.groups.rows);
   form.columns = Size(axes.groups.columns);
   form.depth = Size(axes.groups.depth);
-  form.lhs = MakeSide(spec.lhs, axes.lhs);
-  form.rhs = MakeSide(spec.rhs, axes.rhs);
+  form.lhs = MakeOperand(spec.lhs, axes.lhs);
+  form.rhs = MakeOperand(spec.rhs, axes.rhs);
   form.out = ParseDType(spec.epilogue.out_dtype);
   form.swapped = form.rows > form.columns && form.columns <= kSwapColumns && !form.rhs.prepared;
   if (form.swapped) {
@@ -68,7 +68,7 @@ Form FormOf(const ScaledDotSpec& spec, const Axes& axes) {
   return form;
 }
 
-bool ChangesOften(const SideForm& side, int64_t depth, int64_t shortest) {
+bool ChangesOften(const OperandForm& side, int64_t depth, int64_t shortest) {
   return depth > kShallow && depth < Times(side.segments, shortest);
 }
 

@@ -21,7 +21,7 @@ enum class ComputeType : uint8_t { kFloat32, kBFloat16, kInt32 };
 // The blocks of prepared columns: neighbouring columns, and depths of each.
 inline constexpr int64_t kPreparedColumns = 64, kQuad = 4;
 
-struct SideForm {
+struct OperandForm {
   DType dtype = DType::kNone;
   bool zero_point = false;
   bool contiguous = false;  // whether lines are contiguous along K
@@ -33,7 +33,7 @@ struct SideForm {
 
 struct Form {
   int64_t batch = 1, rows = 1, columns = 1, depth = 1;
-  SideForm lhs, rhs;
+  OperandForm lhs, rhs;
   DType out = DType::kNone;
   bool swapped = false;  // whether lhs is the right side of the spec
   // Whether scales are moderate (HasModerateScales). Without data they are taken to be.
@@ -45,7 +45,7 @@ struct Form {
 Form FormOf(const ScaledDotSpec& spec, const Axes& axes);
 
 // Whether a side's scales or zero points hold for less than `shortest` of K, on average.
-bool ChangesOften(const SideForm& side, int64_t depth, int64_t shortest);
+bool ChangesOften(const OperandForm& side, int64_t depth, int64_t shortest);
 bool ChangesOften(const Form& form, int64_t shortest);
 
 // Whether moderate scales make a difference.

@@ -81,7 +81,7 @@ class Entered {
 // One share of the output: some rows by some columns of one batch element.
 class Share {
  public:
-  Share(const Problem& problem, const Kernel& kernel, const Plan& plan, int64_t index)
+  Share(const CanonicalDot& problem, const Kernel& kernel, const BlockingPlan& plan, int64_t index)
       : problem_(problem), kernel_(kernel), gemm_(kernel.gemm), plan_(plan) {
     const SharePlan& share = plan.share;
     batch_ = index / (share.down * share.across);
@@ -129,7 +129,7 @@ class Share {
   }
 
   // Whether a side's packed values are off by a constant. The sums of the other side correct this.
-  static bool IsShifted(const Side& side, DType shifted) {
+  static bool IsShifted(const Operand& side, DType shifted) {
     return side.zero_point || side.dtype == shifted;
   }
 
@@ -138,7 +138,7 @@ class Share {
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    const Side& left = problem_.lhs;
+    const Operand& left = problem_.lhs;
     const DType shifted = kernel_.packed.shifted_rows;
     const bool subtracts = kernel_.packed.subtracts_row_zeros && left.near_zeros;
     return BlockOf(chunk, first, count,
@@ -318,10 +318,10 @@ class Share {
     }
   }
 
-  const Problem& problem_;
+  const CanonicalDot& problem_;
   const Kernel& kernel_;
   const GemmKernel& gemm_;
-  const Plan& plan_;
+  const BlockingPlan& plan_;
   int64_t batch_, row_, rows_, column_, columns_;
   int64_t tiles_;
   Tile tile_of_[kMaxTiles];
@@ -338,8 +338,8 @@ class Share {
 
 }  // namespace
 
-void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool) {
-  const Plan plan = MakePlan(problem, kernel, pool.threads());
+void RunGemm(const CanonicalDot& problem, const Kernel& kernel, Pool& pool) {
+  const BlockingPlan plan = MakeBlockingPlan(problem, kernel, pool.threads());
   ParallelFor(pool, plan.share.threads, plan.share.count,
               [&](int64_t share) { Share(problem, kernel, plan, share).Run(); });
 }

@@ -11,6 +11,6 @@ namespace jaxfp8 {
 
 // Computes the problem with the kernel. Besides the output and the tables of the problem, it needs
 // a few panels of memory per thread.
-void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool);
+void RunGemm(const CanonicalDot& problem, const Kernel& kernel, Pool& pool);
 
 }  // namespace jaxfp8

@@ -38,41 +38,23 @@ int64_t PortableF32(int64_t rounds) {
 
 // In assembly: compilers would move the accumulators about, or see their equality.
 
-__attribute__((target("avx2,fma"))) int64_t Avx2F32(int64_t rounds) {
-  const __m256 x = _mm256_setzero_ps();
-  __m256 sums[kSums] = {};
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (__m256& sum : sums) asm volatile("vfmadd231ps %1, %1, %0" : "+x"(sum) : "x"(x));
+//   constraint  of a register
+//   products    of a lane-wise instruction
+#define JAXFP8_PEAK(Name, isa, Vector, constraint, instruction, products)              \
+  __attribute__((target(isa))) int64_t Name(int64_t rounds) {                          \
+    const Vector x = {};                                                               \
+    Vector sums[kSums] = {};                                                           \
+    for (int64_t round = 0; round < rounds; ++round) {                                 \
+      for (Vector& sum : sums)                                                         \
+        asm volatile(instruction " %1, %1, %0" : "+" constraint(sum) : constraint(x)); \
+    }                                                                                  \
+    return rounds * kSums * products * 2;                                              \
   }
-  return rounds * kSums * 8 * 2;
-}
-
-__attribute__((target("avx512f"))) int64_t Avx512F32(int64_t rounds) {
-  const __m512 x = _mm512_setzero_ps();
-  __m512 sums[kSums] = {};
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (__m512& sum : sums) asm volatile("vfmadd231ps %1, %1, %0" : "+v"(sum) : "v"(x));
-  }
-  return rounds * kSums * 16 * 2;
-}
-
-__attribute__((target("avx512f"))) int64_t Avx512Bf16(int64_t rounds) {
-  const __m512 x = _mm512_setzero_ps();
-  __m512 sums[kSums] = {};
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (__m512& sum : sums) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sum) : "v"(x));
-  }
-  return rounds * kSums * 32 * 2;
-}
-
-__attribute__((target("avx512f"))) int64_t Avx512Int8(int64_t rounds) {
-  const __m512i x = _mm512_setzero_si512();
-  __m512i sums[kSums] = {};
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (__m512i& sum : sums) asm volatile("vpdpbusd %1, %1, %0" : "+v"(sum) : "v"(x));
-  }
-  return rounds * kSums * 64 * 2;
-}
+JAXFP8_PEAK(Avx2F32, "avx2,fma", __m256, "x", "vfmadd231ps", 8)
+JAXFP8_PEAK(Avx512F32, "avx512f", __m512, "v", "vfmadd231ps", 16)
+JAXFP8_PEAK(Avx512Bf16, "avx512f", __m512, "v", "vdpbf16ps", 32)
+JAXFP8_PEAK(Avx512Int8, "avx512f", __m512i, "v", "vpdpbusd", 64)
+#undef JAXFP8_PEAK
 
 // AMX: tiles of 16 x 64 bytes, and four accumulators as in the kernels.
 #define JAXFP8_WITH_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16")))

@@ -41,13 +41,13 @@ constexpr int64_t kF32ExactDepth = 256, kF32ExactLeastDepth = 2;
 bool IsExact(const Kernel& kernel) { return kernel.compute == ComputeType::kInt32; }
 
 // The mean depth of a GEMV's chunks.
-int64_t MeanDepth(const Problem& problem) {
+int64_t MeanDepth(const CanonicalDot& problem) {
   return problem.depth / std::max<int64_t>(problem.segments.size(), 1);
 }
 
 // Lane sums of [N, K] are added up for each row and chunk. Short chunks do not pay for this.
-bool IsGemv(const Problem& problem, const Kernel& kernel) {
-  const Side& right = problem.rhs;
+bool IsGemv(const CanonicalDot& problem, const Kernel& kernel) {
+  const Operand& right = problem.rhs;
   const GemvKernel& gemv = kernel.gemv;
   const int64_t rows = problem.rows;
   if (!IsEightBit(right.dtype) || right.fine) return false;
@@ -58,12 +58,12 @@ bool IsGemv(const Problem& problem, const Kernel& kernel) {
 }
 
 // Chunks are multiples of this many K values, except the last of a segment.
-int64_t ChunkUnit(const Problem& problem, const Kernel& kernel, bool gemv) {
+int64_t ChunkUnit(const CanonicalDot& problem, const Kernel& kernel, bool gemv) {
   if (gemv && problem.rhs.depth.Contiguous()) return std::max(kernel.packed.pad, kernel.gemm.nr);
   return std::max<int64_t>(kernel.packed.pad, problem.rhs.prepared ? kQuad : 1);
 }
 
-std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, bool gemv) {
+std::vector<Chunk> CutChunks(const CanonicalDot& problem, const Kernel& kernel, bool gemv) {
   const int64_t longest = gemv ? kGemvDepth : kernel.gemm.max_chunk;
   std::vector<Chunk> chunks;
   int64_t start = 0;
@@ -83,18 +83,18 @@ std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, bool 
 
 // Sums of values less zero points are longer, and an int32 result must be exact. Unsigned rows need
 // the sums of columns, known only after a chunk is packed.
-bool HoldsExactSums(const Problem& problem, const Kernel& kernel, int64_t longest) {
+bool HoldsExactSums(const CanonicalDot& problem, const Kernel& kernel, int64_t longest) {
   return longest <= kF32ExactDepth && !problem.lhs.zero_point && !problem.rhs.zero_point &&
          problem.epilogue.out.dtype != DType::kS32 &&
          problem.lhs.dtype != kernel.packed.shifted_rows;
 }
 
-bool GemvAddsInFloat32(const Problem& problem, const Kernel& kernel) {
+bool GemvAddsInFloat32(const CanonicalDot& problem, const Kernel& kernel) {
   if (!problem.rhs.Along()) return kernel.gemv.kn_float32;
   return kernel.gemv.nk_float32 && problem.rhs.dtype != kernel.packed.shifted_columns;
 }
 
-bool AddsInFloat32(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+bool AddsInFloat32(const CanonicalDot& problem, const Kernel& kernel, const BlockingPlan& plan) {
   const auto chunks = static_cast<int64_t>(plan.depth.chunks.size());
   if (chunks < kF32Chunks) return false;
   if (plan.gemv && !GemvAddsInFloat32(problem, kernel)) return false;
@@ -108,14 +108,14 @@ bool AddsInFloat32(const Problem& problem, const Kernel& kernel, const Plan& pla
   return problem.depth >= least && HasModerateScales(problem);
 }
 
-int64_t PackedRowsBytes(const Plan& plan, const Chunk& chunk) {
+int64_t PackedRowsBytes(const BlockingPlan& plan, const Chunk& chunk) {
   return Scratch::Padded(plan.block.rows * chunk.pitch) +
          3 * Scratch::Padded(plan.block.rows * sizeof(double));
 }
 
 // A GEMV takes many chunks in one call if columns are read from end to end ([N, K]), or sums are
 // float32. Then no round ends within a run: the bits of a row would depend on the others.
-void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
+void CutRounds(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& plan) {
   DepthPlan& depth = plan.depth;
   const bool nk = plan.gemv && problem.rhs.Along();
   const auto count = static_cast<int64_t>(depth.chunks.size());
@@ -142,7 +142,7 @@ void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
 }
 
 // Even blocks: columns are packed again for each.
-void CutRows(const Problem& problem, const Kernel& kernel, Plan& plan) {
+void CutRows(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& plan) {
   const int64_t blocks = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.block.rows = std::max<int64_t>(RoundUp(Blocks(problem.rows, blocks), kernel.gemm.mr), 1);
   plan.share.rows = plan.block.rows;
@@ -153,7 +153,7 @@ void CutRows(const Problem& problem, const Kernel& kernel, Plan& plan) {
       std::min<int64_t>(problem.rows, problem.rhs.Along() ? gemv.nk_pass_rows : gemv.pass_rows);
 }
 
-int64_t PassColumns(const Problem& problem, const Kernel& kernel, bool gemv) {
+int64_t PassColumns(const CanonicalDot& problem, const Kernel& kernel, bool gemv) {
   if (problem.rows > kShortPassRows) return kShortPass;
   if (problem.rhs.depth.Contiguous()) return kernel.gemm.nr;
   if (problem.rhs.prepared) return kPreparedColumns;
@@ -163,7 +163,7 @@ int64_t PassColumns(const Problem& problem, const Kernel& kernel, bool gemv) {
 }
 
 // The time of the whole problem on one core.
-double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+double Nanoseconds(const CanonicalDot& problem, const Kernel& kernel, const BlockingPlan& plan) {
   const double product = kMultiplyNanoseconds * kernel.packed.size / sizeof(float);
   const auto rows = static_cast<double>(problem.rows);
   const auto batch = static_cast<double>(problem.batch);
@@ -177,7 +177,8 @@ double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& pla
 }
 
 // All threads, if they save more time than handing them work takes.
-void CutShares(const Problem& problem, const Kernel& kernel, int64_t threads, Plan& plan) {
+void CutShares(const CanonicalDot& problem, const Kernel& kernel, int64_t threads,
+               BlockingPlan& plan) {
   SharePlan& share = plan.share;
   const double alone = Nanoseconds(problem, kernel, plan);
   share.threads = alone / threads + kHandNanoseconds < alone ? threads : 1;
@@ -194,7 +195,8 @@ void CutShares(const Problem& problem, const Kernel& kernel, int64_t threads, Pl
   share.count = problem.batch * share.down * share.across;
 }
 
-void CutColumns(const Problem& problem, const Kernel& kernel, int64_t threads, Plan& plan) {
+void CutColumns(const CanonicalDot& problem, const Kernel& kernel, int64_t threads,
+                BlockingPlan& plan) {
   BlockPlan& block = plan.block;
   const int64_t nr = kernel.gemm.nr;
   block.pass = std::min(PassColumns(problem, kernel, plan.gemv),
@@ -214,13 +216,13 @@ void CutColumns(const Problem& problem, const Kernel& kernel, int64_t threads, P
 }
 
 // Accumulators of a GEMV, for whole tiles of rows. Float32 sums of [K, N] lie behind them.
-int64_t GemvAccs(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+int64_t GemvAccs(const CanonicalDot& problem, const Kernel& kernel, const BlockingPlan& plan) {
   const int64_t rows = RoundUp(plan.block.gemv_rows, kernel.gemm.tile_rows);
   if (problem.rhs.Along()) return rows * plan.depth.run_chunks * kernel.gemm.nr;
   return rows * kGemvColumns * (plan.depth.float32 ? 2 : 1);
 }
 
-void SizeScratch(const Problem& problem, const Kernel& kernel, Plan& plan) {
+void SizeScratch(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& plan) {
   ScratchPlan& scratch = plan.scratch;
   const BlockPlan& block = plan.block;
   const int64_t nr = kernel.gemm.nr;
@@ -254,8 +256,8 @@ size_t DepthPlan::EndOfRun(size_t first, size_t end) const {
   return next;
 }
 
-Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
-  Plan plan{};
+BlockingPlan MakeBlockingPlan(const CanonicalDot& problem, const Kernel& kernel, int64_t threads) {
+  BlockingPlan plan{};
   plan.gemv = IsGemv(problem, kernel);
   plan.depth.chunks = CutChunks(problem, kernel, plan.gemv);
   plan.depth.float32 = AddsInFloat32(problem, kernel, plan);

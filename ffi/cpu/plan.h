@@ -65,7 +65,7 @@ struct ScratchPlan {
   int64_t rows, columns, raw, acc, f32_sums, sums;
 };
 
-struct Plan {
+struct BlockingPlan {
   bool gemv;  // whether columns are not packed
   DepthPlan depth;
   BlockPlan block;
@@ -79,6 +79,6 @@ inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit)
 // The most rows packed together: a multiple of every kernel's tile. The lowest tile has 3 rows.
 inline constexpr int64_t kRowBlock = 288, kMaxTiles = kRowBlock / 3;
 
-Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads);
+BlockingPlan MakeBlockingPlan(const CanonicalDot& problem, const Kernel& kernel, int64_t threads);
 
 }  // namespace jaxfp8

@@ -44,8 +44,8 @@ Offsets MakeOffsets(const std::vector<Digit>& digits, Tables& tables) {
   return {tables.back().get(), 0, RunOf(digits)};
 }
 
-Side MakeSide(const OperandSpec& spec, const SideAxes& axes, Tables& tables) {
-  Side side;
+Operand MakeOperand(const OperandSpec& spec, const OperandAxes& axes, Tables& tables) {
+  Operand side;
   side.dtype = ParseDType(spec.dtype);
   side.batch = MakeOffsets(axes.batch, tables);
   side.free = MakeOffsets(axes.free, tables);
@@ -58,45 +58,45 @@ Side MakeSide(const OperandSpec& spec, const SideAxes& axes, Tables& tables) {
   return side;
 }
 
-Plane MakePlane(bool given, void* data, DType dtype, Dims shape, const Groups& groups,
-                Tables& tables) {
+EpilogueArray MakeArray(bool given, void* data, DType dtype, Dims shape, const AxisGroups& groups,
+                        Tables& tables) {
   if (!given) return {};
-  const Array array(shape, {}, &Axis::out);
+  const AxisArray array(shape, {}, &Axis::out);
   const auto along = [&](const std::vector<Axis>& group) {
     return MakeOffsets(array.Digits(group), tables);
   };
   return {data, dtype, along(groups.batch), along(groups.rows), along(groups.columns)};
 }
 
-Epilogue MakeEpilogue(const ScaledDotSpec& spec, const Buffers& buffers, const Groups& groups,
+Epilogue MakeEpilogue(const ScaledDotSpec& spec, const Buffers& buffers, const AxisGroups& groups,
                       Tables& tables) {
   const EpilogueSpec& from = spec.epilogue;
   Epilogue to;
   to.activation = ParseActivation(from.activation);
-  to.residual = MakePlane(from.has_residual, buffers.residual, ParseDType(from.residual_dtype),
+  to.residual = MakeArray(from.has_residual, buffers.residual, ParseDType(from.residual_dtype),
                           from.residual, groups, tables);
-  to.bias = MakePlane(from.has_bias, buffers.bias, buffers.bias_type, from.bias, groups, tables);
+  to.bias = MakeArray(from.has_bias, buffers.bias, buffers.bias_type, from.bias, groups, tables);
   to.out_scale =
-      MakePlane(from.has_out_scale, buffers.out_scale, DType::kF32, from.out_scale, groups, tables);
-  to.amax = MakePlane(from.has_amax, buffers.amax, DType::kF32, from.amax, groups, tables);
-  to.out = MakePlane(true, buffers.out, ParseDType(from.out_dtype), OutShape(spec), groups, tables);
+      MakeArray(from.has_out_scale, buffers.out_scale, DType::kF32, from.out_scale, groups, tables);
+  to.amax = MakeArray(from.has_amax, buffers.amax, DType::kF32, from.amax, groups, tables);
+  to.out = MakeArray(true, buffers.out, ParseDType(from.out_dtype), OutShape(spec), groups, tables);
   return to;
 }
 
-void Swap(Problem& problem) {
+void Swap(CanonicalDot& problem) {
   std::swap(problem.rows, problem.columns);
   std::swap(problem.lhs, problem.rhs);
   Epilogue& epilogue = problem.epilogue;
-  for (Plane* plane :
+  for (EpilogueArray* plane :
        {&epilogue.residual, &epilogue.bias, &epilogue.out_scale, &epilogue.amax, &epilogue.out}) {
     std::swap(plane->rows, plane->columns);
   }
 }
 
-bool Scaled(const Side& side) { return side.scale || side.zero_point; }
+bool Scaled(const Operand& side) { return side.scale || side.zero_point; }
 
 // The start of `side`'s next tile after depth k, or the end.
-int64_t NextTile(const Side& side, int64_t k, int64_t depth) {
+int64_t NextTile(const Operand& side, int64_t k, int64_t depth) {
   if (!Scaled(side) || side.fine || side.tile_depth.Constant()) return depth;
   const int64_t* table = side.tile_depth.table;
   if (!table) return std::min(k + 1, depth);
@@ -110,7 +110,7 @@ float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 // A weight can have millions of scales: the loop has no branch, and only comparisons with a vector
 // form in every instruction set.
 template <typename T, float (*kDecode)(T)>
-bool AllWithin(const Side& side, float lowest, float highest) {
+bool AllWithin(const Operand& side, float lowest, float highest) {
   const T* scale = static_cast<const T*>(side.scale);
   const auto low = static_cast<int32_t>(BitsOf(lowest));
   const auto high = static_cast<int32_t>(BitsOf(highest));
@@ -123,7 +123,7 @@ bool AllWithin(const Side& side, float lowest, float highest) {
 }
 
 // Whether all scales are 0 or within [lowest, highest]. NaN counts as outside.
-bool Within(const Side& side, float lowest, float highest) {
+bool Within(const Operand& side, float lowest, float highest) {
   if (!side.scale || side.fine) return true;
   switch (side.scale_type) {
     case DType::kBF16:
@@ -138,7 +138,7 @@ bool Within(const Side& side, float lowest, float highest) {
   }
 }
 
-bool HasNearZeros(const Side& side) {
+bool HasNearZeros(const Operand& side) {
   if (!side.zero_point) return false;
   if (side.zero_type != DType::kS32) return true;
   const auto* zero = static_cast<const int32_t*>(side.zero_point);
@@ -147,7 +147,7 @@ bool HasNearZeros(const Side& side) {
   return beyond == 0;
 }
 
-std::vector<int64_t> Segments(const Problem& problem) {
+std::vector<int64_t> Segments(const CanonicalDot& problem) {
   std::vector<int64_t> ends;
   for (int64_t k = 0, left = 0, right = 0; k < problem.depth;) {
     if (left == k) left = NextTile(problem.lhs, k, problem.depth);
@@ -160,16 +160,16 @@ std::vector<int64_t> Segments(const Problem& problem) {
 
 }  // namespace
 
-Problem Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
-                  const Buffers& buffers, Tables& tables) {
-  const Groups& groups = axes.groups;
-  Problem problem;
+CanonicalDot Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
+                       const Buffers& buffers, Tables& tables) {
+  const AxisGroups& groups = axes.groups;
+  CanonicalDot problem;
   problem.batch = Size(groups.batch);
   problem.rows = Size(groups.rows);
   problem.columns = Size(groups.columns);
   problem.depth = Size(groups.depth);
-  problem.lhs = MakeSide(spec.lhs, axes.lhs, tables);
-  problem.rhs = MakeSide(spec.rhs, axes.rhs, tables);
+  problem.lhs = MakeOperand(spec.lhs, axes.lhs, tables);
+  problem.rhs = MakeOperand(spec.rhs, axes.rhs, tables);
   problem.lhs.values = static_cast<const uint8_t*>(buffers.lhs);
   problem.rhs.values = static_cast<const uint8_t*>(buffers.rhs);
   problem.lhs.scale = buffers.lhs_scale;
@@ -187,14 +187,14 @@ Problem Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
   return problem;
 }
 
-bool HasModerateScales(const Problem& problem) {
+bool HasModerateScales(const CanonicalDot& problem) {
   constexpr float kLarge = 1 << 30;
   const bool bytes = IsEightBit(problem.lhs.dtype) && IsEightBit(problem.rhs.dtype);
   const float highest = bytes ? kLarge : 1;
   return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
 }
 
-void CutDepth(Problem& problem, const Form& form, ComputeType compute) {
+void CutDepth(CanonicalDot& problem, const Form& form, ComputeType compute) {
   if (compute == ComputeType::kFloat32) {
     const int64_t shortest = ShortSegment(form, compute);
     problem.lhs.fine = ChangesOften(form.lhs, form.depth, shortest);

@@ -36,11 +36,11 @@ struct Offsets {
 };
 
 // One operand of the product. `free` is the group of rows for lhs, and of columns for rhs.
-struct Side {
+struct Operand {
   DType dtype = DType::kNone;
   const uint8_t* values = nullptr;
   Offsets batch, free, depth;
-  bool prepared = false;  // as in SideForm
+  bool prepared = false;  // as in OperandForm
 
   const void* scale = nullptr;       // null: no scales
   DType scale_type = DType::kF32;    // or bfloat16, float16, or uint8 for exponents
@@ -64,45 +64,46 @@ struct Side {
 inline constexpr int32_t kNearZero = 255;
 
 // The address of a prepared column at `depth`, a multiple of kQuad.
-inline const uint8_t* PreparedAt(const Side& side, int64_t batch, int64_t column, int64_t depth) {
+inline const uint8_t* PreparedAt(const Operand& side, int64_t batch, int64_t column,
+                                 int64_t depth) {
   return side.values + side.batch[batch] + side.free[column] + depth * kPreparedColumns;
 }
 
 // An array of the epilogue, addressed by output element.
-struct Plane {
+struct EpilogueArray {
   void* data = nullptr;
   DType dtype = DType::kNone;
   Offsets batch, rows, columns;
 };
 
 struct Epilogue {
-  Plane residual, bias, out_scale, amax, out;
+  EpilogueArray residual, bias, out_scale, amax, out;
   Activation activation = Activation::kNone;
 };
 
-struct Problem {
+struct CanonicalDot {
   int64_t batch = 1, rows = 1, columns = 1, depth = 1;
-  Side lhs, rhs;
+  Operand lhs, rhs;
   Epilogue epilogue;
   // The ends of the segments of K with constant scales and zero points. `fine` operands do not
   // count.
   std::vector<int64_t> segments;
 };
 
-// Owns the tables of a Problem.
+// Owns the tables of a CanonicalDot.
 using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 
 // The problem of a spec accepted by `CheckSpec`, with its buffers.
-Problem Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
-                  const Buffers& buffers, Tables& tables);
+CanonicalDot Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
+                       const Buffers& buffers, Tables& tables);
 
 // Whether scaling a float32 accumulator can neither overflow nor underflow: all scales are 0 or
 // within [2^-30, 1], or within [2^-30, 2^30] if both operands are 8-bit.
-bool HasModerateScales(const Problem& problem);
+bool HasModerateScales(const CanonicalDot& problem);
 
 // Cuts K into segments at changes of scales or zero points. With float32 accumulators, an operand
 // with segments too short to pay is marked `fine` instead. With integer ones, it sets `near_zeros`
 // of the rows.
-void CutDepth(Problem& problem, const Form& form, ComputeType compute);
+void CutDepth(CanonicalDot& problem, const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8

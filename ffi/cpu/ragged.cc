@@ -15,7 +15,7 @@ namespace {
 
 // An array of the call, and the bytes from one group's to the next one's, and from a position of
 // the axis in groups to the next; 0 where they share what it holds.
-struct Array {
+struct GroupedArray {
   Slot slot;
   int64_t group_bytes, position_bytes;
 };
@@ -24,14 +24,14 @@ bool IsLhs(Slot slot) {
   return slot == &Buffers::lhs || slot == &Buffers::lhs_scale || slot == &Buffers::lhs_zero_point;
 }
 
-bool HasGroups(Slot slot, Grouping grouping) {
-  if (slot == &Buffers::out) return grouping != Grouping::kRows;
-  return IsLhs(slot) ? grouping == Grouping::kMasked : grouping != Grouping::kContracted;
+bool HasGroups(Slot slot, RaggedKind grouping) {
+  if (slot == &Buffers::out) return grouping != RaggedKind::kRows;
+  return IsLhs(slot) ? grouping == RaggedKind::kMasked : grouping != RaggedKind::kContracted;
 }
 
 // Whether the first axis of a group's array is the axis in groups.
-bool HasPositions(Slot slot, Grouping grouping) {
-  const bool contracted = grouping == Grouping::kContracted;
+bool HasPositions(Slot slot, RaggedKind grouping) {
+  const bool contracted = grouping == RaggedKind::kContracted;
   if (slot == &Buffers::out) return !contracted;
   return contracted || IsLhs(slot);
 }
@@ -56,15 +56,15 @@ Status CheckGroups(const RaggedCall& call) {
       spec.lhs.sums || spec.rhs.sums) {
     return "groups have no residual, bias, out_scale, amax or sums";
   }
-  const bool contracted = call.grouping == Grouping::kContracted;
+  const bool contracted = call.grouping == RaggedKind::kContracted;
   JAXFP8_RETURN_IF_ERROR(
-      CheckSide(spec.lhs, "lhs", contracted ? 0 : 1, call.grouping != Grouping::kMasked));
+      CheckSide(spec.lhs, "lhs", contracted ? 0 : 1, call.grouping != RaggedKind::kMasked));
   return CheckSide(spec.rhs, "rhs", contracted ? 0 : -1, contracted);
 }
 
 // Takes the axis of groups off the arrays that have it.
 Status TakeGroups(const RaggedCall& call, int64_t groups, const std::vector<Slot>& slots,
-                  std::vector<Buffer>& buffers, std::vector<Array>& arrays) {
+                  std::vector<Buffer>& buffers, std::vector<GroupedArray>& arrays) {
   const int64_t positions = call.spec.lhs.shape[0];
   for (size_t i = 0; i < std::min(slots.size(), buffers.size()); ++i) {
     Dims& shape = buffers[i].shape;
@@ -82,9 +82,10 @@ Status TakeGroups(const RaggedCall& call, int64_t groups, const std::vector<Slot
   return {};
 }
 
-class Groups {
+class GroupedCall {
  public:
-  Groups(const RaggedCall& call, const Buffers& buffers, std::vector<Array> arrays, Pool& pool)
+  GroupedCall(const RaggedCall& call, const Buffers& buffers, std::vector<GroupedArray> arrays,
+              Pool& pool)
       : call_(call), buffers_(buffers), arrays_(std::move(arrays)), pool_(pool) {}
 
   // The scaled dot of `size` positions from `start` on.
@@ -92,43 +93,43 @@ class Groups {
     ScaledDotSpec spec = call_.spec;
     const std::array lhs = {size, spec.lhs.shape[1]}, rhs = {size, spec.rhs.shape[1]};
     spec.lhs.shape = lhs;
-    if (call_.grouping == Grouping::kContracted) spec.rhs.shape = rhs;
+    if (call_.grouping == RaggedKind::kContracted) spec.rhs.shape = rhs;
     Buffers own = buffers_;
-    for (const Array& array : arrays_) own.*array.slot = At(array, group, start);
+    for (const GroupedArray& array : arrays_) own.*array.slot = At(array, group, start);
     return Run(spec, own, call_.kernel, pool_);
   }
 
   // Zeros in the output from a position on.
   void Clear(int64_t group, int64_t start) {
-    const Array& out = arrays_.back();
-    const int64_t bytes = call_.grouping == Grouping::kContracted
+    const GroupedArray& out = arrays_.back();
+    const int64_t bytes = call_.grouping == RaggedKind::kContracted
                               ? out.group_bytes
                               : (call_.spec.lhs.shape[0] - start) * out.position_bytes;
     if (bytes > 0) std::memset(At(out, group, start), 0, bytes);
   }
 
  private:
-  void* At(const Array& array, int64_t group, int64_t start) const {
+  void* At(const GroupedArray& array, int64_t group, int64_t start) const {
     return static_cast<char*>(buffers_.*array.slot) + group * array.group_bytes +
            start * array.position_bytes;
   }
 
   const RaggedCall& call_;
   const Buffers& buffers_;
-  const std::vector<Array> arrays_;  // the output last
+  const std::vector<GroupedArray> arrays_;  // the output last
   Pool& pool_;
 };
 
 }  // namespace
 
-Status ParseGrouping(std::string_view name, Grouping& to) {
+Status ParseGrouping(std::string_view name, RaggedKind& to) {
   constexpr std::string_view kNames[] = {"rows", "masked", "contracted"};
   const auto at = std::find(std::begin(kNames), std::end(kNames), name);
   if (at == std::end(kNames)) {
     return "attribute `grouping` is `" + std::string(name) +
            "`, but needs to be one of: rows, masked, contracted";
   }
-  to = static_cast<Grouping>(at - std::begin(kNames));
+  to = static_cast<RaggedKind>(at - std::begin(kNames));
   return {};
 }
 
@@ -141,24 +142,24 @@ Status RunRagged(const RaggedCall& call, const std::vector<Buffer>& operands,
   }
   const int64_t groups = operands.back().shape[0];
   std::vector<Buffer> given(operands.begin(), operands.end() - 1), made = results;
-  std::vector<Array> arrays;
+  std::vector<GroupedArray> arrays;
   JAXFP8_RETURN_IF_ERROR(TakeGroups(call, groups, OperandSlots(call.spec), given, arrays));
   JAXFP8_RETURN_IF_ERROR(TakeGroups(call, groups, ResultSlots(call.spec), made, arrays));
   Buffers buffers;
   JAXFP8_RETURN_IF_ERROR(BindBuffers(call.spec, given, made, Accepts::kAsStored, buffers));
-  Groups all(call, buffers, arrays, pool);
+  GroupedCall all(call, buffers, arrays, pool);
   const auto* sizes = static_cast<const int32_t*>(operands.back().data);
   const int64_t positions = call.spec.lhs.shape[0];
   int64_t start = 0;
   for (int64_t g = 0; g < groups; ++g) {
-    if (call.grouping == Grouping::kMasked) start = 0;
+    if (call.grouping == RaggedKind::kMasked) start = 0;
     const int64_t size = std::clamp<int64_t>(sizes[g], 0, positions - start);
     if (size > 0) JAXFP8_RETURN_IF_ERROR(all.Multiply(g, start, size));
     start += size;
-    const bool empty = call.grouping == Grouping::kContracted && size == 0;
-    if (call.grouping == Grouping::kMasked || empty) all.Clear(g, start);
+    const bool empty = call.grouping == RaggedKind::kContracted && size == 0;
+    if (call.grouping == RaggedKind::kMasked || empty) all.Clear(g, start);
   }
-  if (call.grouping == Grouping::kRows) all.Clear(0, start);
+  if (call.grouping == RaggedKind::kRows) all.Clear(0, start);
   return {};
 }
 

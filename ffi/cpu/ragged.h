@@ -16,15 +16,15 @@ namespace jaxfp8 {
 
 // The axis in groups, by name: "rows" of lhs, "masked" (lhs has rows for each group, and the first
 // ones count) or "contracted".
-enum class Grouping : uint8_t { kRows, kMasked, kContracted };
+enum class RaggedKind : uint8_t { kRows, kMasked, kContracted };
 
 struct RaggedCall {
   ScaledDotSpec spec;  // of one group, with all rows or all of K
-  Grouping grouping = Grouping::kRows;
+  RaggedKind grouping = RaggedKind::kRows;
   std::string_view kernel;
 };
 
-Status ParseGrouping(std::string_view name, Grouping& to);
+Status ParseGrouping(std::string_view name, RaggedKind& to);
 
 // Operands are those of the spec, then int32 group sizes. What each group has for itself has the
 // groups as its first axis. Axes in groups come first. Rows of no group are zeros.

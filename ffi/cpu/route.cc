@@ -6,7 +6,7 @@ namespace {
 bool Integers(const Form& form) { return IsInt8(form.lhs.dtype) && IsInt8(form.rhs.dtype); }
 
 // bfloat16 holds every value of these types.
-bool FitsBFloat16(const SideForm& side) {
+bool FitsBFloat16(const OperandForm& side) {
   return (side.dtype == DType::kBF16 || IsEightBit(side.dtype)) && !side.zero_point;
 }
 

@@ -24,7 +24,7 @@ Status Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view n
   Form form = FormOf(spec, axes);
   const bool empty = form.batch == 0 || form.rows == 0 || form.columns == 0;
   Tables tables;
-  Problem problem;
+  CanonicalDot problem;
   if (!empty) {
     problem = Canonical(spec, axes, form, buffers, tables);
     if (AsksForScales(form)) form.moderate_scales = HasModerateScales(problem);

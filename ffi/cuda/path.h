@@ -9,7 +9,8 @@
 //      plan and launches. What needs no nvcc (why_not, sizes, schedules) is a .cc file, so that
 //      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
 //      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
-//   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
+//   2. cuda/CMakeLists.txt: the sources, and the instances of templates.
+//      ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
 //   3. A row of `JAXFP8_CUDA_PATHS` below, and its place in `InOrder` of route.cc.
 //   4. workspace.cc: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side and a stand-in for the plan in

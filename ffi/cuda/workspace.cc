@@ -73,14 +73,14 @@ double ForSharedUnits(const Problem& problem) {
   if (!sm90::IsMixed(problem)) return 0;
   const Problem p = sm90::WithWeightsOnLeft(problem);
   const bool wide = p.rhs.dtype == DType::kBF16 || p.rhs.dtype == DType::kF16;
-  const sm90::Operands operands = sm90::OperandsOf(p);
+  const sm90::TmaOperands operands = sm90::OperandsOf(p);
   const bool copied = operands.lhs.copied || operands.rhs.copied;
   return wide && !copied ? sm90::kMaxSharedUnitsBytes : 0;
 }
 
 // What is decoded, and the scratch of the product that follows.
 double ForDecoded(const Problem& problem) {
-  decoded::Form form;
+  decoded::DecodedForm form;
   if (!decoded::MakeForm(problem, form).ok()) return 0;
   const Problem weights = w8a16::WithWeightsOnRight(form.product);
   const bool few = IsSkinny(form.product);

@@ -186,7 +186,7 @@ Status LaunchPack(const PackRequest& q, const void* values, void* matrix, cudaSt
   return {};
 }
 
-Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
+Status LaunchLineSums(const Side& side, const LineRange& lines, bool as_signed, const void* values,
                       int32_t* sums, cudaStream_t) {
   for (int64_t b = 0; b < lines.batches; ++b) {
     for (int64_t f = 0; f < lines.count; ++f) {

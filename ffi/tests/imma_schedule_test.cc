@@ -29,7 +29,7 @@ Device Of(int compute_capability) {
 }
 
 void CheckCovers(const Problem& p, const Device& device) {
-  const Schedule s = MakeSchedule(p, device);
+  const SplitGrid s = MakeSchedule(p, device);
   const std::string name = std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" +
                            std::to_string(p.depth) + " on " +
                            std::to_string(device.compute_capability) + ": ";
@@ -79,7 +79,7 @@ void CheckRefusals() {
 }
 
 void CheckScratch() {
-  const Scratch s = ScratchOf(Product(5, 130, 100));
+  const CodesScratch s = ScratchOf(Product(5, 130, 100));
   Expect(s.pitch == 112 && s.scales == 768 && s.bytes == 768 + 4 * 5, "codes, then scales");
 }
 

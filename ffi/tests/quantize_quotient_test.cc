@@ -19,7 +19,7 @@ template <DType kOut>
 void CheckQuotient(float x, float scale) {
   const float divisor = scale == 0.0f ? 1.0f : scale;
   const int wanted = Encode<kOut>(x / divisor);
-  const Divisor made = MakeDivisor(scale);
+  const FloatDivisor made = MakeFloatDivisor(scale);
   const int short_way =
       InRange(std::fabs(x), made) ? Encode<kOut>(QuotientInRange(x, made)) : wanted;
   const int got = short_way == wanted ? Encode<kOut>(Quotient(x, made)) : short_way;

@@ -50,7 +50,8 @@ void CheckCover(const Problem& p, const Configuration& c, const std::vector<int3
           std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) + ": ";
   // Tiles of weights, which are on the left of 16-bit values, are of the transposed output.
   const TileShape tile = IsMixed(p) ? TileShape{c.tile.columns, c.tile.rows} : c.tile;
-  const Schedule s = IsMixed(p) ? MakeMixedSchedule(WithWeightsOnLeft(p), c) : MakeSchedule(p, c);
+  const TileSchedule s =
+      IsMixed(p) ? MakeMixedSchedule(WithWeightsOnLeft(p), c) : MakeSchedule(p, c);
   const std::vector<int32_t> groups = GroupOfRows(p, sizes);
   std::vector<int32_t> computed(p.rows * p.columns, 0);
   const int32_t ranks = c.pair == Pair::kNone ? 1 : 2;
@@ -124,7 +125,7 @@ void CheckSteps() {
   std::vector<int32_t> sizes(40);
   for (int32_t i = 0; i < 40; ++i) sizes[i] = i * 89 % 301;
   const Configuration c{{64, 128}, Pair::kNone};
-  const Schedule s = MakeSchedule(p, c);
+  const TileSchedule s = MakeSchedule(p, c);
   for (const int32_t stride : {2, 7, 132}) {
     GroupCursor all, some;
     for (int32_t unit = 0; unit < s.units; ++unit) {
@@ -150,7 +151,7 @@ void CheckDepths() {
   for (const std::vector<int32_t>& sizes : kSizes) {
     Problem p = Grouped(Grouping::kContracted, static_cast<int64_t>(sizes.size()), 300, 200);
     p.depth = p.lhs.free_stride = p.rhs.free_stride = kDepth, p.rhs.batch_stride = 0;
-    const Schedule s = MakeSchedule(p, {{128, 128}, Pair::kNone});
+    const TileSchedule s = MakeSchedule(p, {{128, 128}, Pair::kNone});
     Expect(s.units == 6 * p.batch, "each group has an output");
     for (const int32_t stride : {1, 4, 7}) {
       GroupCursor cursor;
@@ -185,7 +186,7 @@ void CheckChoice() {
   Expect(WithEvenGroups(mixed).columns == 256, "groups of 16-bit values are columns");
   Expect(ChooseMixed(mixed, kH100).tile == TileShape{128, 256},
          "of which a tile has room for a group");
-  Schedule s = MakeMixedSchedule(mixed, ChooseMixed(mixed, kH100));
+  TileSchedule s = MakeMixedSchedule(mixed, ChooseMixed(mixed, kH100));
   ShareUnits(mixed, ChooseMixed(mixed, kH100), kH100, s);
   Expect(s.share == 0 && s.whole_units == s.units, "units of groups are not shared");
   Expect(MakeSchedule(Grouped(Grouping::kContiguous, 4, 0, 100), even).units == 0,

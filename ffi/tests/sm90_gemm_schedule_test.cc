@@ -41,7 +41,7 @@ std::string NameOf(const Configuration& c) {
 void CheckCover(const Problem& p, const Configuration& c) {
   const std::string name = std::to_string(p.batch) + " of " + std::to_string(p.rows) + "x" +
                            std::to_string(p.columns) + " by " + NameOf(c) + ": ";
-  const Schedule s = MakeSchedule(p, c);
+  const TileSchedule s = MakeSchedule(p, c);
   const int32_t ranks = c.pair == Pair::kNone ? 1 : 2;
   std::set<std::tuple<int32_t, int32_t, int32_t>> seen;
   int64_t inside = 0;
@@ -58,7 +58,7 @@ void CheckCover(const Problem& p, const Configuration& c) {
   const int64_t down = (p.rows + c.tile.rows - 1) / c.tile.rows;
   const int64_t across = (p.columns + c.tile.columns - 1) / c.tile.columns;
   Expect(inside == p.batch * down * across, name + "every tile is computed");
-  const int32_t blocks = BlocksOf(s, kH100);
+  const int32_t blocks = CtasOf(s, kH100);
   Expect(blocks % ranks == 0 && 0 < blocks && blocks <= kH100, name + "blocks come in pairs");
 }
 
@@ -83,7 +83,7 @@ void CheckCovers() {
 
 // Neighbouring units of a group share rows of lhs or columns of rhs.
 void CheckGroups() {
-  const Schedule s = MakeSchedule(Product(1, 8192, 8192, 128), {{256, 128}, Pair::kSharesLhs});
+  const TileSchedule s = MakeSchedule(Product(1, 8192, 8192, 128), {{256, 128}, Pair::kSharesLhs});
   const TileCoord first = TileOf(s, 0, 0), next = TileOf(s, 1, 0), across = TileOf(s, 8, 1);
   Expect(first.row == 0 && next.row == 1 && next.column == 0, "rows come first");
   Expect(across.row == 0 && across.column == 3, "then columns, two tiles a pair");
@@ -153,15 +153,15 @@ void CheckWeights() {
            std::to_string(row.rows) + " rows of " + std::to_string(row.columns) + "x" +
                std::to_string(row.depth) + " weights get " + NameOf(c));
   }
-  const Schedule s = MakeMixedSchedule(Weights(1, 1, 65), {{128, 128}, Pair::kNone});
+  const TileSchedule s = MakeMixedSchedule(Weights(1, 1, 65), {{128, 128}, Pair::kNone});
   Expect(s.steps == 2, "a step has 64 of K beside 16-bit values");
-  const Operands operands = OperandsOf(Weights(3, 5, 48));
+  const TmaOperands operands = OperandsOf(Weights(3, 5, 48));
   Expect(operands.lhs.LinePitch() == 48 && operands.rhs.LinePitch() == 96,
          "lines of 16-bit values have twice the bytes");
   Expect(!operands.lhs.copied && operands.workspace == 0, "aligned lines are read in place");
   Problem turned = Weights(3, 48, 40);
   turned.lhs.free_stride = 1, turned.lhs.depth_stride = 48, turned.lhs.zero_point = true;
-  const Operands lines = OperandsOf(turned);
+  const TmaOperands lines = OperandsOf(turned);
   Expect(lines.lhs.mn_major && !lines.lhs.copied && lines.lhs.LinePitch() == 48 &&
              lines.lhs.BatchPitch() == 48 * 40 && lines.workspace == 0,
          "weights are read as lines of N, and nothing is summed for their zero points");
@@ -173,7 +173,7 @@ void CheckWeights() {
 // it where it looks for them: each the first shared part of the block before.
 void CheckParts(const Problem& p, TileShape tile, int32_t blocks, bool shares) {
   const Configuration c{tile, Pair::kNone};
-  Schedule s = MakeMixedSchedule(p, c);
+  TileSchedule s = MakeMixedSchedule(p, c);
   ShareUnits(p, c, blocks, s);
   const std::string name = std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" +
                            std::to_string(p.depth) + " on " + std::to_string(blocks) + ": ";
@@ -226,10 +226,10 @@ void CheckOperands() {
   Problem p = Product(2, 100, 60, 48);
   Expect(OperandsOf(p).workspace == 0, "aligned lines are read in place");
   p.rhs.free_stride = 1, p.rhs.depth_stride = 60;
-  const Operands turned = OperandsOf(p);
+  const TmaOperands turned = OperandsOf(p);
   Expect(!turned.lhs.copied && turned.rhs.copied, "a side that is not lines of K is copied");
   Expect(turned.workspace == 2 * 60 * 48, "as lines of K");
-  const Operands odd = OperandsOf(Product(1, 7, 5, 33));
+  const TmaOperands odd = OperandsOf(Product(1, 7, 5, 33));
   Expect(odd.lhs.copied && odd.lhs.LinePitch() == 48, "lines are padded to 16 bytes");
   Expect(odd.rhs.at % 256 == 0 && odd.rhs.at >= odd.lhs.CopiedBytes(), "copies do not overlap");
   Expect(!WhyNotWorkspace(odd, odd.workspace - 1).ok() && WhyNotWorkspace(odd, odd.workspace).ok(),
@@ -237,14 +237,14 @@ void CheckOperands() {
   Problem zeros = Product(1, 100, 60, 48, DType::kS8);
   Expect(OperandsOf(zeros).workspace == 0, "int8 is read in place");
   zeros.lhs.zero_point = true;
-  const Operands one_sided = OperandsOf(zeros);
+  const TmaOperands one_sided = OperandsOf(zeros);
   Expect(!one_sided.lhs.summed && one_sided.rhs.summed && one_sided.workspace == 4 * 60,
          "a zero point meets the sums of the other side");
   zeros.rhs.sums = true;
   Expect(OperandsOf(zeros).workspace == 0, "sums that are given are not made");
   zeros.rhs.sums = false;
   zeros.lhs.free_stride = 1, zeros.lhs.depth_stride = 100, zeros.rhs.zero_point = true;
-  const Operands both = OperandsOf(zeros);
+  const TmaOperands both = OperandsOf(zeros);
   Expect(both.lhs.sums_at >= both.lhs.CopiedBytes() &&
              both.rhs.sums_at >= both.lhs.sums_at + both.lhs.SumsBytes() &&
              both.workspace == both.rhs.sums_at + 4 * 60,

@@ -188,7 +188,7 @@ void CheckTileProduct() {
     Warp warp;
     for (int step = 0; step < 8; ++step) {
       for (int lane = 0; lane < 32; ++lane) {
-        ColumnParams params = {};
+        ColumnFactors params = {};
         for (int j = 0; j < 4; ++j) {
           params.zero_addend[j] =
               D::ZeroPointAddend(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points

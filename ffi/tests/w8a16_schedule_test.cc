@@ -13,14 +13,14 @@ namespace {
 
 using tests::Expect;
 
-void CheckSchedule(const Schedule& s, int64_t batch) {
+void CheckSchedule(const SplitKSchedule& s, int64_t batch) {
   const std::string name = std::to_string(batch) + "x" + std::to_string(s.column_tiles) + "x" +
                            std::to_string(s.row_tiles) + "x" + std::to_string(s.depth_tiles) +
                            " by " + std::to_string(s.split) + ": ";
   Expect(s.split >= 1 && s.split <= kMaxSplit, name + "the blocks of a tile fit a cluster");
   Expect(s.split == 1 || s.split <= s.depth_tiles, name + "each block has a tile of K");
   for (int32_t output_tile = 0; output_tile < s.output_tiles; ++output_tile) {
-    const TileCoord p = s.CoordOf(output_tile);
+    const OutputTile p = s.CoordOf(output_tile);
     Expect(p.batch < batch && p.column_tile < s.column_tiles && p.row_tile < s.row_tiles &&
                (p.batch * s.column_tiles + p.column_tile) * s.row_tiles + p.row_tile == output_tile,
            name + "an output has one place");
@@ -44,7 +44,7 @@ void CheckSchedules() {
           for (int64_t multiprocessors : {1, 7, 132}) {
             const Problem p = Some(batch, rows, columns, depth);
             const Capacity capacity = CapacityOf(p, multiprocessors, 3, size_t{1} << 40);
-            const Schedule s = MakeSchedule(p, capacity);
+            const SplitKSchedule s = MakeSchedule(p, capacity);
             Expect(s.output_tiles == OutputTiles(p), "a launch makes all outputs");
             Expect(s.split == 1 || s.output_tiles <= capacity.tiles[s.split],
                    "blocks that share tiles run at a time");
@@ -74,8 +74,8 @@ void CheckFastest() {
                             {128256, 4096, 1, 1}}) {
     const std::string name = std::to_string(m.columns) + "x" + std::to_string(m.depth);
     const Problem one_row = Some(1, 1, m.columns, m.depth), rows = Some(1, 64, m.columns, m.depth);
-    const Schedule one = MakeSchedule(one_row, CapacityOf(one_row, 132, 3, size_t{1} << 40));
-    const Schedule many = MakeSchedule(rows, CapacityOf(rows, 132, 3, size_t{1} << 40));
+    const SplitKSchedule one = MakeSchedule(one_row, CapacityOf(one_row, 132, 3, size_t{1} << 40));
+    const SplitKSchedule many = MakeSchedule(rows, CapacityOf(rows, 132, 3, size_t{1} << 40));
     Expect(
         one.split == m.one_row && many.split == m.many_rows,
         name + " is split by " + std::to_string(one.split) + " and " + std::to_string(many.split));
@@ -113,7 +113,7 @@ void CheckWorkspace() {
       const size_t best = BestWorkspace(p), weights = static_cast<size_t>(columns) * depth;
       Expect(10 * best <= weights, "the workspace is a tenth of the weights at most");
       for (size_t workspace : {size_t{0}, best, size_t{1} << 40}) {
-        const Schedule s = MakeSchedule(p, CapacityOf(p, 108, 3, workspace));
+        const SplitKSchedule s = MakeSchedule(p, CapacityOf(p, 108, 3, workspace));
         const size_t partials = static_cast<size_t>(s.split) * s.output_tiles;
         Expect(s.split == 1 || partials * PartialTileBytes(p) <= workspace,
                "the partial tiles fit");
@@ -122,8 +122,8 @@ void CheckWorkspace() {
     }
   }
   const Problem few = Some(1, 1, 4096, 4096);
-  const Schedule given = MakeSchedule(few, CapacityOf(few, 108, 3, BestWorkspace(few)));
-  const Schedule ample = MakeSchedule(few, CapacityOf(few, 108, 3, size_t{1} << 40));
+  const SplitKSchedule given = MakeSchedule(few, CapacityOf(few, 108, 3, BestWorkspace(few)));
+  const SplitKSchedule ample = MakeSchedule(few, CapacityOf(few, 108, 3, size_t{1} << 40));
   Expect(given.split == ample.split, "with one row more is no better");
 }
 
@@ -145,10 +145,10 @@ void CheckParts() {
     for (int64_t n : columns) problems.push_back(Some(1, 3, n, 4100));
     const PartTiles tiles = PartTilesOf(problems);
     const Problem all = JointProblem(problems);
-    const Schedule joint = MakeSchedule(all, CapacityOf(all, 132, 3, size_t{1} << 40));
+    const SplitKSchedule joint = MakeSchedule(all, CapacityOf(all, 132, 3, size_t{1} << 40));
     int32_t next = 0;
     for (size_t part = 0; part < problems.size(); ++part) {
-      const Schedule own = PartSchedule(problems[part], joint);
+      const SplitKSchedule own = PartSchedule(problems[part], joint);
       Expect(own.split == joint.split && own.depth_tiles == joint.depth_tiles, "one split for all");
       CheckSchedule(own, 1);
       for (int32_t tile = 0; tile < own.output_tiles; ++tile, ++next) {

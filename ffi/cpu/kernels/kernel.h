@@ -109,14 +109,14 @@ struct GemmKernel {
   // Around the calls of a thread, for tiles of so many rows; or null.
   void (*enter)(int tile_rows);
   void (*leave)();
-  void (*pack_rows)(const Side&, const Block&, const Panel&);
+  void (*pack_rows)(const Operand&, const Block&, const Panel&);
   // Loads the scales and zero points of columns and clears their sums.
-  void (*load_factors)(const Side&, const Block&, const Panel&);
+  void (*load_factors)(const Operand&, const Block&, const Panel&);
   // Packs one micro-panel and multiplies it by the first tile of rows. The products are stored in
   // acc[r * pitch + c] if `first`, else added. With `f32_sums` the scaled accumulators are added
   // there instead, and acc is undefined afterwards. Adds the micro-panel to the sums of its
   // columns. With `keep`, returns the micro-panel for `multiply`.
-  const uint8_t* (*pack_and_multiply)(const Side&, const Block&, const Panel&, bool keep,
+  const uint8_t* (*pack_and_multiply)(const Operand&, const Block&, const Panel&, bool keep,
                                       const PackedRows&, void* acc, int64_t pitch, bool first,
                                       const F32Sums*);
   // Multiplies another tile of rows by the same micro-panel.
@@ -141,11 +141,11 @@ struct GemvKernel {
   bool kn_float32, nk_float32;
   int64_t run_bytes;  // of packed rows kept together
 
-  void (*pack_rows_nk)(const Side&, const Block&, const Panel&);
+  void (*pack_rows_nk)(const Operand&, const Block&, const Panel&);
   // Adds the scaled products of the rows and the columns of the run, or stores them. `columns` has
   // room for their factors, `acc` for the accumulators of whole tiles of rows. [K, N]: kGemvColumns
   // columns, with as many float32 sums behind them. [N, K]: `nr` columns for each chunk of the run.
-  void (*multiply)(const Side&, const ChunkRun&, int rows, const Panel& columns, void* acc,
+  void (*multiply)(const Operand&, const ChunkRun&, int rows, const Panel& columns, void* acc,
                    double* sums, int64_t pitch);
 };
 

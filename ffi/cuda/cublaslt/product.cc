@@ -45,11 +45,11 @@ class ProductPlan : public Plan {
   Status ComputeReciprocal(const Buffers& buffers, cudaStream_t stream) const;
   float* OutScaleReciprocal(const Buffers& buffers) const;
   Status RunPiece(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
-  Status PackSide(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+  Status PackSide(const BoundSide& bound, const LineRange& lines, const Buffers& buffers,
                   cudaStream_t stream) const;
-  Status SumLines(const BoundSide& bound, const Lines& lines, const Piece& piece,
+  Status SumLines(const BoundSide& bound, const LineRange& lines, const Piece& piece,
                   const Buffers& buffers, cudaStream_t stream) const;
-  Status CopyScale(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+  Status CopyScale(const BoundSide& bound, const LineRange& lines, const Buffers& buffers,
                    cudaStream_t stream) const;
   Status Multiply(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
   Status RunEpilogue(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
@@ -130,8 +130,8 @@ Status ProductPlan::RunPiece(const Piece& piece, const Buffers& buffers,
   const bool whole_rows = layout_.piece_shape.rows >= problem_.rows;
   const bool new_rows = first_depth && (!whole_rows || piece.column == 0);
   const bool new_columns = first_depth && piece.row == 0;
-  const Lines rows{piece.batch, piece.batches, piece.row, piece.rows, depth};
-  const Lines columns{piece.batch, piece.batches, piece.column, piece.columns, depth};
+  const LineRange rows{piece.batch, piece.batches, piece.row, piece.rows, depth};
+  const LineRange columns{piece.batch, piece.batches, piece.column, piece.columns, depth};
   if (new_rows) JAXFP8_RETURN_IF_ERROR(PackSide(Left(buffers), rows, buffers, stream));
   if (new_columns) JAXFP8_RETURN_IF_ERROR(PackSide(Right(buffers), columns, buffers, stream));
   if (new_rows || layout_.splits_depth) {
@@ -144,7 +144,7 @@ Status ProductPlan::RunPiece(const Piece& piece, const Buffers& buffers,
   return layout_.writes_output ? Status() : RunEpilogue(piece, buffers, stream);
 }
 
-Status ProductPlan::PackSide(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+Status ProductPlan::PackSide(const BoundSide& bound, const LineRange& lines, const Buffers& buffers,
                              cudaStream_t stream) const {
   if (bound.layout.packed) {
     PackRequest request;
@@ -159,10 +159,10 @@ Status ProductPlan::PackSide(const BoundSide& bound, const Lines& lines, const B
   return bound.layout.copies_scale ? CopyScale(bound, lines, buffers, stream) : Status();
 }
 
-Status ProductPlan::SumLines(const BoundSide& bound, const Lines& lines, const Piece& piece,
+Status ProductPlan::SumLines(const BoundSide& bound, const LineRange& lines, const Piece& piece,
                              const Buffers& buffers, cudaStream_t stream) const {
   if (!bound.layout.needs_line_sums) return {};
-  Lines piece_lines = lines;
+  LineRange piece_lines = lines;
   piece_lines.depth = std::min(piece.depth, problem_.depth - piece.start);
   return LaunchLineSums(
       bound.side, piece_lines, bound.side.dtype != bound.type,
@@ -171,8 +171,8 @@ Status ProductPlan::SumLines(const BoundSide& bound, const Lines& lines, const P
 }
 
 // Copies the scale of a piece, which has one batch index, into the library's order.
-Status ProductPlan::CopyScale(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
-                              cudaStream_t stream) const {
+Status ProductPlan::CopyScale(const BoundSide& bound, const LineRange& lines,
+                              const Buffers& buffers, cudaStream_t stream) const {
   const bool blocks = layout_.attempt.scaling == Scaling::kBlocks;
   ScaleRequest request;
   request.tiles = bound.side.tiles;

@@ -50,8 +50,8 @@ Status CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
   return Run(request.spec, buffers, request.kernel, pool);
 }
 
-Plan PlanOf(const char* kernel, const char* left, const char* right, int64_t batch,
-            const Sizes& sizes, int64_t threads, bool along, int64_t scaled) {
+BlockingPlan PlanOf(const char* kernel, const char* left, const char* right, int64_t batch,
+                    const Sizes& sizes, int64_t threads, bool along, int64_t scaled) {
   const int64_t lhs[] = {batch, sizes.rows, sizes.depth};
   const int64_t rhs[] = {batch, along ? sizes.columns : sizes.depth,
                          along ? sizes.depth : sizes.columns};
@@ -70,10 +70,10 @@ Plan PlanOf(const char* kernel, const char* left, const char* right, int64_t bat
   Tables tables;
   const Axes groups = AxesOf(spec);
   const Form form = FormOf(spec, groups);
-  Problem problem = Canonical(spec, groups, form, buffers, tables);
+  CanonicalDot problem = Canonical(spec, groups, form, buffers, tables);
   const Route route = RouteTo(form, CpuFeatures(), kernel);
   CutDepth(problem, form, route.kernel->compute);
-  return MakePlan(problem, *route.kernel, threads);
+  return MakeBlockingPlan(problem, *route.kernel, threads);
 }
 
 }  // namespace jaxfp8::tests

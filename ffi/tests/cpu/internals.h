@@ -33,7 +33,7 @@ Status CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
 
 // How the kernel of that name, or the one that a call takes, cuts a batch of products. The weight
 // is [N, K] if `along`, else [K, N]. With `scaled`, each stretch of so much depth has a scale of 1.
-Plan PlanOf(const char* kernel, const char* left, const char* right, int64_t batch,
-            const Sizes& sizes, int64_t threads, bool along = false, int64_t scaled = 0);
+BlockingPlan PlanOf(const char* kernel, const char* left, const char* right, int64_t batch,
+                    const Sizes& sizes, int64_t threads, bool along = false, int64_t scaled = 0);
 
 }  // namespace jaxfp8::tests

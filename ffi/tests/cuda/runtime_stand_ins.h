@@ -41,7 +41,7 @@ class PartialsPlan : public Plan {
 
   Status Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
-    const Schedule s = MakeSchedule(
+    const SplitKSchedule s = MakeSchedule(
         problem_, CapacityOf(problem_, kMultiprocessors[current_device], 3, workspace_));
     const auto partials = static_cast<size_t>(s.split) * static_cast<size_t>(s.output_tiles);
     if (s.split > 1) std::memset(buffers.workspace, 2, partials * PartialTileBytes(problem_));
@@ -113,13 +113,13 @@ class CopiesPlan : public Plan {
     } else {
       schedule_ = MakeSchedule(problem, Choose(problem, multiprocessors));
     }
-    blocks_ = BlocksOf(schedule_, multiprocessors);
+    ctas_ = CtasOf(schedule_, multiprocessors);
   }
 
   void ShareMixed(const Problem& problem, int32_t multiprocessors, size_t workspace) {
     const Configuration configuration = ChooseMixed(problem, multiprocessors);
     schedule_ = MakeMixedSchedule(problem, configuration);
-    Schedule shared = schedule_;
+    TileSchedule shared = schedule_;
     ShareUnits(problem, configuration, multiprocessors, shared);
     const size_t bytes = SharedUnitsBytes(shared, configuration.tile, multiprocessors);
     if (bytes > 0 && bytes <= workspace) schedule_ = shared, shared_bytes_ = bytes;
@@ -127,7 +127,7 @@ class CopiesPlan : public Plan {
 
   Status Run(const Buffers& buffers, cudaStream_t) const override {
     JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, buffers.workspace_bytes));
-    for (const Operand& operand : {operands_.lhs, operands_.rhs}) {
+    for (const TmaOperand& operand : {operands_.lhs, operands_.rhs}) {
       auto* workspace = static_cast<uint8_t*>(buffers.workspace);
       std::memset(workspace + operand.at, 1, operand.CopiedBytes());
       std::memset(workspace + operand.sums_at, 1, operand.SumsBytes());
@@ -137,8 +137,8 @@ class CopiesPlan : public Plan {
         return "a smaller workspace than was planned for";
       std::memset(buffers.workspace, 1, shared_bytes_);
     }
-    for (int32_t block = 0; block < std::min(blocks_, 10); ++block) {
-      Parts<true> parts(schedule_, block, blocks_);
+    for (int32_t block = 0; block < std::min(ctas_, 10); ++block) {
+      Parts<true> parts(schedule_, block, ctas_);
       Part part;
       for (int count = 0; count < 100 && parts.Next(schedule_, part); ++count) {
         TileOf(schedule_, part.unit, 1);
@@ -150,9 +150,9 @@ class CopiesPlan : public Plan {
   Status WhyNot(size_t workspace) const { return WhyNotWorkspace(operands_, workspace); }
 
  private:
-  Operands operands_;
-  Schedule schedule_;
-  int32_t blocks_ = 1;
+  TmaOperands operands_;
+  TileSchedule schedule_;
+  int32_t ctas_ = 1;
   size_t shared_bytes_ = 0;
 };
 

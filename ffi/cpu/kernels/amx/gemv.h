@@ -18,8 +18,8 @@ namespace jaxfp8::JAXFP8_ISA {
 template <class Policy>
 class TileGemv {
  public:
-  TileGemv(const Side& side, const Block& block, const Panel& rows, int count, const Panel& columns,
-           void* acc)
+  TileGemv(const Operand& side, const Block& block, const Panel& rows, int count,
+           const Panel& columns, void* acc)
       : side_(side),
         block_(block),
         rows_(rows),
@@ -64,7 +64,7 @@ class TileGemv {
     PackAndMultiplyPieces<Policy>(side_, block, panel, false, rows, AccOf(column), kNR, k == 0);
   }
 
-  const Side& side_;
+  const Operand& side_;
   const Block& block_;
   const Panel& rows_;
   const int count_;
@@ -73,8 +73,8 @@ class TileGemv {
 };
 
 template <class Policy>
-void GemvByTiles(const Side& side, const ChunkRun& run, int rows, const Panel& columns, void* acc,
-                 double* sums, int64_t pitch) {
+void GemvByTiles(const Operand& side, const ChunkRun& run, int rows, const Panel& columns,
+                 void* acc, double* sums, int64_t pitch) {
   if (side.Along()) {
     return WithByteType<Policy>(side.dtype, [&]<DType kType>() {
       TransposedGemv<Policy, kType>(side, run, rows, columns).AddTo(sums, pitch);

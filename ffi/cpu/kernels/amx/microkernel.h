@@ -221,13 +221,13 @@ void PadGroups(uint8_t* data, int64_t pitch, int64_t count, int64_t depth, int64
 }
 
 template <class Policy>
-void PackTileRows(const Side& side, const Block& block, const Panel& panel) {
+void PackTileRows(const Operand& side, const Block& block, const Panel& panel) {
   PackRows<Policy>(side, block, panel);
   PadGroups<Policy>(panel.data, panel.pitch, block.count, block.depth, sizeof(int32_t));
 }
 
 template <class Policy>
-void PackTilePanel(const Side& side, const Block& block, const Panel& panel) {
+void PackTilePanel(const Operand& side, const Block& block, const Panel& panel) {
   PackPanel<Policy>(side, block, panel);
   PadGroups<Policy>(panel.data, 0, 1, block.depth, kVectors * kBytes);
   AddColumnSums<Policy>(block, panel);
@@ -235,7 +235,7 @@ void PackTilePanel(const Side& side, const Block& block, const Panel& panel) {
 
 // Whether prepared columns are usable as tiles in place.
 template <class Policy>
-bool IsInPlace(const Side& side, const Block& block) {
+bool IsInPlace(const Operand& side, const Block& block) {
   return Policy::kExact && side.prepared && side.dtype != Policy::kShiftedColumns &&
          block.depth % (kTile * Policy::kGroup) == 0;
 }
@@ -243,7 +243,7 @@ bool IsInPlace(const Side& side, const Block& block) {
 // Packs a micro-panel in pieces. The first tile of rows multiplies each piece while it is in L1.
 // `keep`: the pieces are needed again.
 template <class Policy>
-void PackAndMultiplyPieces(const Side& side, const Block& block, const Panel& panel, bool keep,
+void PackAndMultiplyPieces(const Operand& side, const Block& block, const Panel& panel, bool keep,
                            const PackedRows& rows, Acc<Policy>* acc, int64_t pitch, bool first) {
   // Columns along K are transposed. Short pieces do not pay for this.
   const int64_t depth = side.Along() ? block.depth : kTile * Policy::kGroup;
@@ -260,7 +260,7 @@ void PackAndMultiplyPieces(const Side& side, const Block& block, const Panel& pa
 }
 
 template <class Policy>
-const uint8_t* PackAndMultiplyTiles(const Side& side, const Block& block, const Panel& panel,
+const uint8_t* PackAndMultiplyTiles(const Operand& side, const Block& block, const Panel& panel,
                                     bool keep, const PackedRows& rows, void* acc_of, int64_t pitch,
                                     bool first, const F32Sums* f32_sums) {
   if (IsInPlace<Policy>(side, block)) {

@@ -59,7 +59,7 @@ void TransposeRows(const uint8_t* from, int64_t pitch, int rows, int32_t* to) {
 // Packs transposed rows a tile at a time, each behind the last one. The order is ascending: a
 // transposed tile ends in a whole vector, and this reaches beyond a narrow tile.
 template <class Policy>
-void PackTransposedRows(const Side& side, const Block& block, const Panel& panel) {
+void PackTransposedRows(const Operand& side, const Block& block, const Panel& panel) {
   constexpr int64_t kSize = 4 / Policy::kGroup;
   const int64_t depth = (block.depth + kTilePieceDepth - 1) / kTilePieceDepth * kTilePieceDepth;
   const int rows = static_cast<int>(block.count);
@@ -92,7 +92,7 @@ void PackTransposedRows(const Side& side, const Block& block, const Panel& panel
 template <class Policy, DType kType>
 class TransposedGemv {
  public:
-  TransposedGemv(const Side& side, const ChunkRun& run, int rows, const Panel& columns)
+  TransposedGemv(const Operand& side, const ChunkRun& run, int rows, const Panel& columns)
       : side_(side),
         run_(run),
         rows_(rows),
@@ -146,7 +146,7 @@ class TransposedGemv {
   // Columns of a chunk from `first` on. The last `kept` packed pieces are kept, a power of two.
   class Columns {
    public:
-    Columns(const Side& side, const Block& block, int64_t first, Piece* packed, int64_t kept)
+    Columns(const Operand& side, const Block& block, int64_t first, Piece* packed, int64_t kept)
         : count_(std::min<int64_t>(block.count - first, kColumnsPerPass)),
           depth_(block.depth),
           packed_(packed),
@@ -297,7 +297,7 @@ class TransposedGemv {
     StoreAccs(acc, beside, kBytes);
   }
 
-  const Side& side_;
+  const Operand& side_;
   const ChunkRun& run_;
   const int rows_, tiles_, width_;
   const Panel& columns_;

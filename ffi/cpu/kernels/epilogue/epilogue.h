@@ -22,7 +22,7 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 // The offset of the first column of a span's row in a plane.
-inline int64_t StartOf(const Plane& plane, const OutputSpan& at) {
+inline int64_t StartOf(const EpilogueArray& plane, const OutputSpan& at) {
   return plane.batch[at.batch] + plane.rows[at.row];
 }
 
@@ -60,7 +60,7 @@ inline void StoreValues(double* to, const Values& values) {
 // Copies a plane's values along a strided span, or one shorter than kNR: a broadcast value, or one
 // by one, with the last repeated to fill `to`.
 template <typename T>
-[[gnu::noinline]] void Gather(const Plane& plane, const OutputSpan& at, T* to) {
+[[gnu::noinline]] void Gather(const EpilogueArray& plane, const OutputSpan& at, T* to) {
   const T* base = static_cast<const T*>(plane.data) + StartOf(plane, at);
   if (plane.columns.Constant()) return void(std::fill_n(to, kNR, *base));
   for (int64_t i = 0; i < kNR; ++i) {
@@ -82,7 +82,7 @@ template <float (*kDecode)(uint16_t)>
 }
 
 template <typename T, Values (*kDecoded)(const T*)>
-[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const OutputSpan& at) {
+[[gnu::always_inline]] inline Values ValuesAs(const EpilogueArray& plane, const OutputSpan& at) {
   if (plane.columns.Contiguous() && at.count == kNR) {
     return kDecoded(static_cast<const T*>(plane.data) + StartOf(plane, at) + at.column);
   }
@@ -92,7 +92,7 @@ template <typename T, Values (*kDecoded)(const T*)>
 }
 
 // A plane's values along the span, as float64.
-[[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const OutputSpan& at) {
+[[gnu::always_inline]] inline Values ValuesOf(const EpilogueArray& plane, const OutputSpan& at) {
   switch (plane.dtype) {
     case DType::kBF16:
       return ValuesAs<uint16_t, Decoded<DecodeBF16>>(plane, at);
@@ -103,13 +103,14 @@ template <typename T, Values (*kDecoded)(const T*)>
   }
 }
 
-[[gnu::always_inline]] inline void AddPlane(const Plane& plane, const OutputSpan& at, Values& y) {
+[[gnu::always_inline]] inline void AddArray(const EpilogueArray& plane, const OutputSpan& at,
+                                            Values& y) {
   if (!plane.data) return;
   const Values values = ValuesOf(plane, at);
   EachPart([&](int i) { y.part[i] += values.part[i]; });
 }
 
-[[gnu::always_inline]] inline void DividePlane(const Plane& plane, const OutputSpan& at,
+[[gnu::always_inline]] inline void DivideArray(const EpilogueArray& plane, const OutputSpan& at,
                                                Values& y) {
   if (!plane.data) return;
   const Values values = ValuesOf(plane, at);
@@ -175,7 +176,7 @@ inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00
 // The amax of one output row, collected span by span: of the whole row, or of each column.
 class RowAmax {
  public:
-  RowAmax(const Plane& plane, const OutputSpan& at) : plane_(plane) {
+  RowAmax(const EpilogueArray& plane, const OutputSpan& at) : plane_(plane) {
     if (plane.data) cells_ = static_cast<float*>(plane.data) + StartOf(plane, at);
   }
 
@@ -202,7 +203,7 @@ class RowAmax {
   }
 
  private:
-  const Plane& plane_;
+  const EpilogueArray& plane_;
   float* cells_ = nullptr;
   uint32_t most_[kNR] = {};
 };
@@ -237,7 +238,7 @@ inline void RoundToOdd(const Values& y, float (&odd)[kNR]) {
 // Calls `fill` on the output if the span is whole and contiguous; otherwise on a copy, and stores
 // the copy's existing columns.
 template <typename T, typename Fill>
-[[gnu::always_inline]] inline void Put(const Plane& out, const OutputSpan& at, Fill fill) {
+[[gnu::always_inline]] inline void Put(const EpilogueArray& out, const OutputSpan& at, Fill fill) {
   T* base = static_cast<T*>(out.data) + StartOf(out, at);
   if (out.columns.Contiguous() && at.count == kNR) return fill(base + at.column);
   T codes[kNR];
@@ -247,7 +248,7 @@ template <typename T, typename Fill>
 
 // Stores in a dtype narrower than float32.
 template <typename T, T (*kEncode)(float)>
-inline void PutRounded(const Plane& out, const OutputSpan& at, const Values& y) {
+inline void PutRounded(const EpilogueArray& out, const OutputSpan& at, const Values& y) {
   alignas(kBytes) float odd[kNR];
   RoundToOdd(y, odd);
   Put<T>(out, at, [&](T* to) {
@@ -255,7 +256,7 @@ inline void PutRounded(const Plane& out, const OutputSpan& at, const Values& y) 
   });
 }
 
-inline void PutIntegers(const Plane& out, const OutputSpan& at, const Values& y) {
+inline void PutIntegers(const EpilogueArray& out, const OutputSpan& at, const Values& y) {
   double wide[kNR];
   StoreValues(wide, y);
   Put<int32_t>(out, at, [&](int32_t* to) {
@@ -263,7 +264,8 @@ inline void PutIntegers(const Plane& out, const OutputSpan& at, const Values& y)
   });
 }
 
-[[gnu::noinline]] inline void PutOther(const Plane& out, const OutputSpan& at, const Values& y) {
+[[gnu::noinline]] inline void PutOther(const EpilogueArray& out, const OutputSpan& at,
+                                       const Values& y) {
   switch (out.dtype) {
     case DType::kBF16:
       return PutRounded<uint16_t, EncodeBF16>(out, at, y);
@@ -282,7 +284,8 @@ inline void PutIntegers(const Plane& out, const OutputSpan& at, const Values& y)
   }
 }
 
-[[gnu::always_inline]] inline void PutAs(const Plane& out, const OutputSpan& at, const Values& y) {
+[[gnu::always_inline]] inline void PutAs(const EpilogueArray& out, const OutputSpan& at,
+                                         const Values& y) {
   if (out.dtype != DType::kF32) return PutOther(out, at, Values(y));
   Put<float>(out, at, [&](float* to) { StoreFloats(to, y); });
 }
@@ -298,11 +301,11 @@ template <typename Source>
     const int64_t count = std::min<int64_t>(kNR, all.count - done);
     const OutputSpan at{all.batch, all.row, all.column + done, count};
     Values y = values(done);
-    AddPlane(epilogue.residual, at, y);
-    AddPlane(epilogue.bias, at, y);
+    AddArray(epilogue.residual, at, y);
+    AddArray(epilogue.bias, at, y);
     Activate(epilogue.activation, y);
     if (epilogue.amax.data) amax.See(at, Values(y));
-    DividePlane(epilogue.out_scale, at, y);
+    DivideArray(epilogue.out_scale, at, y);
     PutAs(epilogue.out, at, y);
   }
   amax.Raise();

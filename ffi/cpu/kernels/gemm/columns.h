@@ -17,9 +17,9 @@ namespace jaxfp8::JAXFP8_ISA {
 
 // The zero points of kNR columns, if they are subtracted.
 template <class Policy, bool kSubtract>
-class ZeroPoints {
+class ColumnZeros {
  public:
-  explicit ZeroPoints(const double* zero) {
+  explicit ColumnZeros(const double* zero) {
     for (int v = 0; kSubtract && v < kVectors; ++v) zero_[v] = Zeros(zero + v * kLanes);
   }
 
@@ -76,7 +76,7 @@ class LineColumns {
   }
 
  private:
-  ZeroPoints<Policy, kSubtract> zero_;
+  ColumnZeros<Policy, kSubtract> zero_;
   const uint8_t* line_[Policy::kGroup];
   int64_t step_;
   uint8_t* to_;
@@ -128,7 +128,7 @@ class QuadColumns {
   }
 
  private:
-  ZeroPoints<Policy, kSubtract> zero_;
+  ColumnZeros<Policy, kSubtract> zero_;
   const uint8_t* from_;
   int64_t pitch_;
   uint8_t* to_;

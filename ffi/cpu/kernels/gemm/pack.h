@@ -54,7 +54,7 @@ inline Panel FactorsFrom(Panel panel, int64_t first) {
 }
 
 template <class Policy>
-void PackRows(const Side& side, const Block& block, const Panel& panel) {
+void PackRows(const Operand& side, const Block& block, const Panel& panel) {
   LoadFactors(side, block, block.count, panel);
   for (int64_t i = 0; i < block.count; ++i) {
     panel.zero[i] += ShiftOf(side.dtype, Policy::kShiftedRows);
@@ -67,7 +67,7 @@ void PackRows(const Side& side, const Block& block, const Panel& panel) {
 }
 
 template <class Policy>
-void LoadColumnFactors(const Side& side, const Block& block, const Panel& panel) {
+void LoadColumnFactors(const Operand& side, const Block& block, const Panel& panel) {
   const int64_t room = (block.count + kNR - 1) / kNR * kNR;
   LoadFactors(side, block, room, panel);
   const int shift = ShiftOf(side.dtype, Policy::kShiftedColumns);
@@ -76,7 +76,7 @@ void LoadColumnFactors(const Side& side, const Block& block, const Panel& panel)
 
 // 16- and 32-bit columns along K: packed like rows, kLanes at a time, and transposed.
 template <class Policy>
-void TransposePackedRows(const Side& side, const Block& block, int first, const Panel& panel) {
+void TransposePackedRows(const Operand& side, const Block& block, int first, const Panel& panel) {
   constexpr int kGroups = 256;
   // The end of a row is read in whole vectors; odd lanes keep rows off each other's cache sets.
   constexpr int kPitch = kGroups + kLanes;
@@ -102,7 +102,7 @@ void TransposePackedRows(const Side& side, const Block& block, int first, const 
 // [N, K] bytes become quads of kNR columns, interleaved. Bytes are transposed before they are
 // widened: there are fewer of them. Prefetching the next lines is 1.4x faster, but not with AMX.
 template <class Policy, DType kType>
-void TransposeQuads(const Side& side, const Block& block, uint8_t* to) {
+void TransposeQuads(const Operand& side, const Block& block, uint8_t* to) {
   constexpr int64_t kDepth = kLanes * kQuad;
   const Lines lines = AlongDepth(side, block);
   for (int first = 0; first < kNR; first += kLanes) {
@@ -128,7 +128,7 @@ void TransposeQuads(const Side& side, const Block& block, uint8_t* to) {
 // The part of a block of columns readable in place by a source: whole groups, and only lines
 // readable kNR wide (there may be other lines beyond the block).
 template <class Policy>
-int64_t DirectDepth(const Side& side, const Block& block) {
+int64_t DirectDepth(const Operand& side, const Block& block) {
   if (side.prepared || side.depth.Contiguous()) return block.depth / kQuad * kQuad;
   if (!side.free.Contiguous() || side.depth.table) return 0;
   const int64_t lines = block.depth + block.ahead;
@@ -138,7 +138,7 @@ int64_t DirectDepth(const Side& side, const Block& block) {
 
 // Calls `function` with the source of a block of columns. The source packs them if `pack`.
 template <class Policy, DType kType, bool kSubtract, class Function>
-void WithColumns(const Side& side, const Block& block, const Panel& panel, bool pack,
+void WithColumns(const Operand& side, const Block& block, const Panel& panel, bool pack,
                  const Function& function) {
   if constexpr (IsEightBit(kType)) {
     if (side.prepared || side.depth.Contiguous()) {
@@ -178,7 +178,7 @@ void PackPadded(const Lines& lines, const Block& block, uint8_t* to) {
 
 // Packs a block of at most kNR columns.
 template <class Policy>
-void PackPanel(const Side& side, const Block& block, const Panel& panel) {
+void PackPanel(const Operand& side, const Block& block, const Panel& panel) {
   if (side.depth.Contiguous() && !side.prepared && !IsEightBit(side.dtype)) {
     for (int first = 0; first < kNR; first += kLanes) {
       TransposePackedRows<Policy>(side, block, first, panel);

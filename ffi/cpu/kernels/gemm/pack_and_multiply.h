@@ -16,7 +16,7 @@ namespace jaxfp8::JAXFP8_ISA {
 
 // Calls `function` with a constant: whether packing subtracts the type's zero points.
 template <class Policy, DType kType, class Function>
-void WithZeroPoints(const Side& side, const Function& function) {
+void WithZeroPoints(const Operand& side, const Function& function) {
   if constexpr (IsInt8(kType) && Policy::kSubtractsZeros) {
     if (side.zero_point) return function.template operator()<true>();
   }
@@ -26,7 +26,7 @@ void WithZeroPoints(const Side& side, const Function& function) {
 // K values of the block that are multiplied as they are read. Others go to PackPanel first: wide
 // types, values with scales of their own, and fewer rows than the source is compiled for.
 template <class Policy>
-int64_t FusedDepth(const Side& side, const Block& block, int rows, bool pack) {
+int64_t FusedDepth(const Operand& side, const Block& block, int rows, bool pack) {
   if (!IsEightBit(side.dtype) || side.fine) return 0;
   const bool quads = side.prepared || side.depth.Contiguous();
   const int packing = Policy::kExact ? 1 : kLeastOfTiles;
@@ -35,9 +35,9 @@ int64_t FusedDepth(const Side& side, const Block& block, int rows, bool pack) {
 }
 
 template <class Policy>
-const uint8_t* PackAndMultiply(const Side& side, const Block& block, const Panel& panel, bool keep,
-                               const PackedRows& rows, void* acc, int64_t pitch, bool first,
-                               const F32Sums* f32_sums) {
+const uint8_t* PackAndMultiply(const Operand& side, const Block& block, const Panel& panel,
+                               bool keep, const PackedRows& rows, void* acc, int64_t pitch,
+                               bool first, const F32Sums* f32_sums) {
   const bool pack = keep || block.sums || rows.count > kGemvRows;
   const int64_t depth = FusedDepth<Policy>(side, block, rows.count, pack);
   const int64_t rest = block.depth - depth;

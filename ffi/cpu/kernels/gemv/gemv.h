@@ -9,7 +9,7 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 template <class Policy, DType kType, bool kSubtract, bool kSums>
-void GemvOf(const Side& side, const ChunkRun& run, int rows, const Panel& columns, void* acc,
+void GemvOf(const Operand& side, const ChunkRun& run, int rows, const Panel& columns, void* acc,
             double* sums, int64_t pitch) {
   if (side.depth.Contiguous()) {
     GemvNk<Policy, kType, kSubtract, kSums>(side, run, rows, columns, acc).AddTo(sums, pitch);
@@ -21,7 +21,7 @@ void GemvOf(const Side& side, const ChunkRun& run, int rows, const Panel& column
 }
 
 template <class Policy>
-void Gemv(const Side& side, const ChunkRun& run, int rows, const Panel& columns, void* acc,
+void Gemv(const Operand& side, const ChunkRun& run, int rows, const Panel& columns, void* acc,
           double* sums, int64_t pitch) {
   WithByteType<Policy>(side.dtype, [&]<DType kType>() {
     if constexpr (Policy::kExact) {

@@ -54,7 +54,7 @@ class ColumnsOfLines {
  private:
   const uint8_t* const* lines_;
   int64_t at_;
-  ZeroPoints<Policy, kSubtract> zero_;
+  ColumnZeros<Policy, kSubtract> zero_;
   int32_t* sums_;
   Vector total_[kSums ? kVectors : 1];
 };
@@ -73,7 +73,8 @@ class GemvKn {
  public:
   using Accs = Acc<Policy>[kCount][kGemvColumns];
 
-  GemvKn(const Side& side, const Block& block, const Panel& rows, const Panel& columns, void* acc)
+  GemvKn(const Operand& side, const Block& block, const Panel& rows, const Panel& columns,
+         void* acc)
       : side_(side),
         block_(block),
         rows_(rows),
@@ -106,7 +107,8 @@ class GemvKn {
     for (int64_t k = 0; k < block_.depth; k += kLinesTogether) {
       const int64_t count = std::min<int64_t>(kLinesTogether, block_.depth - k);
       LinesTogether together(lines, block_, k);
-      for (int64_t i = count; i < kLinesTogether; ++i) together.line[i] = kLineOf<Policy::template kZeroCode<kType>>.code;
+      for (int64_t i = count; i < kLinesTogether; ++i)
+        together.line[i] = kLineOf<Policy::template kZeroCode<kType>>.code;
       // The last columns are copied if a whole micro-panel would reach beyond the array.
       const bool copies = whole < width_ && k + count > readable;
       MultiplyLines(together, k, count, copies ? whole : width_);
@@ -193,7 +195,7 @@ class GemvKn {
     tile.StoreTo(acc_[0] + column, kGemvColumns);
   }
 
-  const Side& side_;
+  const Operand& side_;
   const Block& block_;
   const Panel& rows_;
   const Panel& columns_;
@@ -205,8 +207,8 @@ class GemvKn {
 // The chunks of a run. Float32 sums of scaled accumulators lie behind the accumulators: in float64
 // one row was 1.3x slower with a scale per 128 of K (Xeon with AMX).
 template <class Policy, DType kType, int kCount, bool kSubtract, bool kSums>
-void GemvKnRun(const Side& side, const ChunkRun& run, const Panel& columns, void* acc, double* sums,
-               int64_t pitch) {
+void GemvKnRun(const Operand& side, const ChunkRun& run, const Panel& columns, void* acc,
+               double* sums, int64_t pitch) {
   using Gemv = GemvKn<Policy, kType, kCount, kSubtract, kSums>;
   if constexpr (!Policy::kExact) {
     if (run.float32) {

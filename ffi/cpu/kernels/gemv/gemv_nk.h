@@ -188,7 +188,7 @@ class DotTile {
 template <class Policy, DType kType, bool kSubtract, bool kSums>
 class GemvNk {
  public:
-  GemvNk(const Side& side, const ChunkRun& run, int rows, const Panel& columns, void* acc)
+  GemvNk(const Operand& side, const ChunkRun& run, int rows, const Panel& columns, void* acc)
       : run_(run),
         rows_(rows),
         passes_((rows + kGemvRows - 1) / kGemvRows),

@@ -151,18 +151,18 @@ class Lines {
   int64_t value_;
 };
 
-inline const uint8_t* BatchBase(const Side& side, int64_t batch) {
+inline const uint8_t* BatchBase(const Operand& side, int64_t batch) {
   return side.values + side.batch[batch] * SizeOf(side.dtype);
 }
 
 // The lines of `block` along the depth: one per row or column of the operand.
-inline Lines AlongDepth(const Side& side, const Block& block) {
+inline Lines AlongDepth(const Operand& side, const Block& block) {
   return Lines(BatchBase(side, block.batch), SizeOf(side.dtype), side.free, block.first, side.depth,
                block.start);
 }
 
 // The lines of `block` across it: one per depth.
-inline Lines AcrossDepth(const Side& side, const Block& block) {
+inline Lines AcrossDepth(const Operand& side, const Block& block) {
   return Lines(BatchBase(side, block.batch), SizeOf(side.dtype), side.depth, block.start, side.free,
                block.first);
 }

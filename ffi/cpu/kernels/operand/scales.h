@@ -12,7 +12,7 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 // The index of a value's scale and zero point; `i` counts the block's lines, `k` its depths.
-inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k) {
+inline int64_t TileOf(const Operand& side, const Block& block, int64_t i, int64_t k) {
   return side.tile_batch[block.batch] + side.tile_free[block.first + i] +
          side.tile_depth[block.start + k];
 }
@@ -54,7 +54,7 @@ struct Rounded {
 
 // Calls `f` with the scales of a side, in their own type.
 template <typename F>
-inline void WithScales(const Side& side, const F& f) {
+inline void WithScales(const Operand& side, const F& f) {
   switch (side.scale_type) {
     case DType::kBF16:
       return f(DecodedScales<uint16_t, DecodeBF16>{static_cast<const uint16_t*>(side.scale)});
@@ -70,7 +70,7 @@ inline void WithScales(const Side& side, const F& f) {
 
 // Calls `f` with the zero points of a side, in their own type.
 template <typename F>
-inline void WithZeros(const Side& side, const F& f) {
+inline void WithZeros(const Operand& side, const F& f) {
   switch (side.zero_type) {
     case DType::kS8:
       return f(static_cast<const int8_t*>(side.zero_point));
@@ -83,7 +83,7 @@ inline void WithZeros(const Side& side, const F& f) {
 
 // The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
 // up to `room` beyond the last get harmless ones.
-inline void LoadFactors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
+inline void LoadFactors(const Operand& side, const Block& block, int64_t room, const Panel& panel) {
   const int64_t scaled = side.fine || !side.scale ? 0 : block.count;
   const int64_t shifted = side.fine || !side.zero_point ? 0 : block.count;
   std::fill_n(panel.scale + scaled, room - scaled, 1.0);
@@ -104,7 +104,7 @@ inline void LoadFactors(const Side& side, const Block& block, int64_t room, cons
 }
 
 // The scales of a block's lines in float32, with the last one repeated up to `room`.
-inline void Scales(const Side& side, const Block& block, int64_t room, float* to) {
+inline void Scales(const Operand& side, const Block& block, int64_t room, float* to) {
   if (!side.scale) return void(std::fill_n(to, room, 1.0f));
   const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
   WithScales(side, [&](auto scale) {

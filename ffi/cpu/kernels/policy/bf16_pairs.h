@@ -92,8 +92,8 @@ struct Bf16Pairs {
   template <DType>
   static constexpr int kZeroCode = 0;
 
-  static void PackRow(const Side& side, const Block& block, int64_t, const uint8_t* from, void* to,
-                      const Panel&) {
+  static void PackRow(const Operand& side, const Block& block, int64_t, const uint8_t* from,
+                      void* to, const Panel&) {
     auto* line = static_cast<uint16_t*>(to);
     if (side.dtype == DType::kBF16) {
       std::memcpy(line, from, block.depth * sizeof(uint16_t));

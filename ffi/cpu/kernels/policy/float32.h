@@ -10,10 +10,10 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Subtracts zero points and applies scales varying from value to value (Side::fine).
+// Subtracts zero points and applies scales varying from value to value (Operand::fine).
 class ValueFactors {
  public:
-  ValueFactors(const Side& side, const Block& block) : side_(side), block_(block) {}
+  ValueFactors(const Operand& side, const Block& block) : side_(side), block_(block) {}
 
   bool Needed() const { return side_.fine; }
 
@@ -58,7 +58,7 @@ class ValueFactors {
     }
   }
 
-  const Side& side_;
+  const Operand& side_;
   const Block& block_;
 };
 
@@ -93,7 +93,7 @@ struct Float32 {
   template <DType>
   static constexpr int kZeroCode = 0;
 
-  static void PackRow(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+  static void PackRow(const Operand& side, const Block& block, int64_t i, const uint8_t* from,
                       void* to, const Panel& panel) {
     auto* line = static_cast<float*>(to);
     DecodeLine(side.dtype, from, block.depth, line);
@@ -105,7 +105,7 @@ struct Float32 {
   }
 
   // To packed columns.
-  static void ApplyFactors(const Side& side, const Block& block, const Panel& panel) {
+  static void ApplyFactors(const Operand& side, const Block& block, const Panel& panel) {
     auto* to = reinterpret_cast<float*>(panel.data);
     const ValueFactors factors(side, block);
     for (int64_t k = 0; factors.Needed() && k < block.depth; ++k) {

@@ -142,7 +142,7 @@ struct Int16Pairs {
   template <DType>
   static constexpr int kZeroCode = 0;
 
-  static void PackRow(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+  static void PackRow(const Operand& side, const Block& block, int64_t i, const uint8_t* from,
                       void* to, const Panel& panel) {
     auto* line = static_cast<int16_t*>(to);
     WidenLine(side.dtype, from, block.depth, line);

@@ -85,7 +85,7 @@ struct Int8QuadsOf {
   template <DType kType>
   static constexpr int kZeroCode = kType == kShiftedColumns ? 128 : 0;
 
-  static void PackRow(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+  static void PackRow(const Operand& side, const Block& block, int64_t i, const uint8_t* from,
                       void* to, const Panel& panel) {
     const int shift = ShiftOf(side.dtype, kShiftedRows);
     const __m512i shifts = _mm512_set1_epi8(static_cast<char>(shift));

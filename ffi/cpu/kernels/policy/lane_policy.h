@@ -22,7 +22,7 @@ concept LanePolicy = requires(
     typename P::Vector acc, typename P::Vector packed, typename P::Lane lane, const uint8_t* from,
     const uint8_t* const (&lines)[P::kGroup], typename P::Vector (&columns)[kVectors],
     typename P::Vector (&along)[kVectors / P::kGroup],
-    typename P::Vector (&quads)[kQuad / P::kGroup], const Side& side, const Block& block,
+    typename P::Vector (&quads)[kQuad / P::kGroup], const Operand& side, const Block& block,
     const Panel& panel, void* to) {
   // K values of a lane; whether accumulators are exact, in int32.
   { P::kGroup } -> std::convertible_to<int>;

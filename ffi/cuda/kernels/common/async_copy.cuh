@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// L2 cache policies: for data read once, and for data read again by other blocks.
+// L2 cache policies: for data read once, and for data read again by other CTAs.
 __device__ __forceinline__ uint64_t ReadOncePolicy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -1,5 +1,5 @@
-// Thread block clusters (sm_90 and later): blocks running at a time, with access to each other's
-// shared memory. A kernel launched without a cluster is a cluster of one block.
+// Thread block clusters (sm_90 and later): CTAs running at a time, with access to each other's
+// shared memory. A kernel launched without a cluster is a cluster of one CTA.
 
 #pragma once
 
@@ -34,15 +34,15 @@ __device__ __forceinline__ void ClusterArriveRelaxed() {
 #endif
 }
 
-// The rank of this block in its cluster, and the number of blocks.
-__device__ __forceinline__ uint32_t BlockInCluster() {
+// The rank of this CTA in its cluster, and the number of CTAs.
+__device__ __forceinline__ uint32_t CtaInCluster() {
   uint32_t rank = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
   return rank;
 }
-__device__ __forceinline__ uint32_t BlocksInCluster() {
+__device__ __forceinline__ uint32_t CtasInCluster() {
   uint32_t count = 1;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
@@ -50,8 +50,8 @@ __device__ __forceinline__ uint32_t BlocksInCluster() {
   return count;
 }
 
-// Loads four floats from the shared memory of the block of a rank.
-//   address  of the same place in this block
+// Loads four floats from the shared memory of the CTA of a rank.
+//   address  of the same place in this CTA
 __device__ __forceinline__ float4 LoadFromRank(uint32_t address, int rank) {
   float4 value = {};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

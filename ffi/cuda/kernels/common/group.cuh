@@ -7,7 +7,7 @@
 namespace jaxfp8::cuda {
 
 // Reduces a value over the `group` threads, 32 to 1024, of one threadIdx.x / group. Every thread of
-// the block must call it.
+// the CTA must call it.
 //   shared         a word per warp, no longer read by anyone
 //   reduce_warp    reduces over a warp, for all its lanes; 0 is neutral
 template <typename T, typename ReduceWarp>

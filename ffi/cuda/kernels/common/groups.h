@@ -18,7 +18,7 @@ namespace jaxfp8::cuda {
 struct Groups {
   Grouping grouping = Grouping::kNone;
   int32_t groups = 0, rows = 0, rows_per_group = 0;  // rows of lhs; where masked, for each group
-  int32_t unit_rows = 1;                             // the rows that a block takes at a time
+  int32_t unit_rows = 1;                             // the rows that a CTA takes at a time
   int32_t depth = 0;
 };
 
@@ -52,7 +52,7 @@ JAXFP8_HD EntryRows RowsOfEntry(const Groups& g, const int32_t* sizes, int32_t e
   return is_rest ? EntryRows{first + count, g.rows_per_group - count} : EntryRows{first, count};
 }
 
-// The groups of a problem, for blocks that take so many rows at a time.
+// The groups of a problem, for CTAs that take so many rows at a time.
 inline Groups GroupsOf(const Problem& problem, int32_t unit_rows) {
   if (problem.grouping == Grouping::kNone || problem.batch == 0) return {};
   const auto rows = static_cast<int32_t>(problem.rows);

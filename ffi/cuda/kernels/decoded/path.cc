@@ -57,8 +57,8 @@ Status WhyNotDecoded(const Problem& problem, const Side& side) {
   return {};
 }
 
-Form FormWith(const Problem& problem, bool left) {
-  Form form;
+DecodedForm FormWith(const Problem& problem, bool left) {
+  DecodedForm form;
   form.left = left, form.product = problem;
   Side& side = left ? form.product.lhs : form.product.rhs;
   form.lines = left ? problem.rows : problem.columns;
@@ -100,7 +100,7 @@ std::vector<const Path*> InOrder(const Problem& product) {
 
 class DecodedPlan final : public Plan {
  public:
-  DecodedPlan(const Problem& problem, Form form)
+  DecodedPlan(const Problem& problem, DecodedForm form)
       : side_(form.left ? problem.lhs : problem.rhs), depth_(problem.depth), form_(form) {}
 
   // Plans the product with what is left of the workspace.
@@ -136,12 +136,12 @@ class DecodedPlan final : public Plan {
  private:
   Side side_;  // as it is given
   int64_t depth_;
-  Form form_;
+  DecodedForm form_;
   std::unique_ptr<Plan> plan_;
 };
 
 Status WhyNot(const Problem& problem, const Device& device) {
-  Form form;
+  DecodedForm form;
   JAXFP8_RETURN_IF_ERROR(MakeForm(problem, form));
   if (PathOf(form.product, device)) return {};
   const Path* first = InOrder(form.product).front();
@@ -151,7 +151,7 @@ Status WhyNot(const Problem& problem, const Device& device) {
 
 Status MakePlan(const Problem& problem, const Device& device, size_t workspace,
                 std::unique_ptr<Plan>& plan) {
-  Form form;
+  DecodedForm form;
   JAXFP8_RETURN_IF_ERROR(MakeForm(problem, form));
   auto made = std::make_unique<DecodedPlan>(problem, form);
   JAXFP8_RETURN_IF_ERROR(made->Prepare(device, workspace));
@@ -161,7 +161,7 @@ Status MakePlan(const Problem& problem, const Device& device, size_t workspace,
 
 }  // namespace
 
-Status MakeForm(const Problem& problem, Form& form) {
+Status MakeForm(const Problem& problem, DecodedForm& form) {
   JAXFP8_RETURN_IF_ERROR(WhyNotProblem(problem));
   const bool left_first = Lines(problem, problem.lhs) <= Lines(problem, problem.rhs);
   Status status;

@@ -22,7 +22,7 @@ extern const Path kDecodedW8A16;
 namespace decoded {
 
 // What the path makes of a problem.
-struct Form {
+struct DecodedForm {
   bool left = true;                           // whether lhs is decoded
   Problem product;                            // with that side in bfloat16
   int64_t lines = 0, batches = 1, pitch = 0;  // of the decoded side, in elements
@@ -30,7 +30,7 @@ struct Form {
 };
 
 // Chooses the side and makes the form, or says why neither can be decoded. Pure.
-Status MakeForm(const Problem& problem, Form& form);
+Status MakeForm(const Problem& problem, DecodedForm& form);
 
 // The path that multiplies what is decoded, on a device; null if there is none.
 const Path* PathOf(const Problem& product, const Device& device);

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kEncodeThreads, 2)
   UpdateAmax(reinterpret_cast<uint32_t*>(b.amax), finite);
 #pragma unroll 1
   for (int s = 0; s < p.scales; ++s) {
-    const Divisor divisor = MakeDivisor(__ldg(b.scale[s]));
+    const FloatDivisor divisor = MakeFloatDivisor(__ldg(b.scale[s]));
     if (InRange(FloatFromBits(largest), divisor)) {
       const auto divide = [=](float x) { return QuotientInRange(x, divisor); };
       EncodeTo<kIn, kOut>(p, place, tile, divide, b.codes[s], b.transposed[s], stage);

@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kExactDepth = 32768;
 
 struct GeneralArguments {
-  Operand lhs, rhs;
+  StridedOperand lhs, rhs;
   int64_t depth, tiles_across, tiles_down;
   Elementwise elementwise;
 };
@@ -144,9 +144,9 @@ __global__ void __launch_bounds__(kGeneralThreads) RunGeneral(const GeneralArgum
   StoreTile(g, b, first_row, first_column, sums);
 }
 
-Operand MakeOperand(const Problem& problem, const Side& side, int64_t lines, const void* values,
-                    const float* scale, const int32_t* zero_point) {
-  Operand o{};
+StridedOperand MakeOperand(const Problem& problem, const Side& side, int64_t lines,
+                           const void* values, const float* scale, const int32_t* zero_point) {
+  StridedOperand o{};
   o.side = side, o.lines = lines, o.values = values, o.inner_batch = problem.inner_batch;
   o.scale = side.scale ? scale : nullptr, o.form = ScaleFormOf(side);
   o.zero_point = side.zero_point ? zero_point : nullptr;

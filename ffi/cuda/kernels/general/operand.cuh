@@ -22,7 +22,7 @@ inline constexpr int kRun = 16;           // consecutive values loaded by a thre
 inline constexpr int kPitch = kTile + 4;  // rows stay 16-byte aligned and start 4 banks apart
 
 // A side with its arrays.
-struct Operand {
+struct StridedOperand {
   Side side;
   const void* values;
   const void* scale;
@@ -50,7 +50,7 @@ struct Run {
 };
 
 template <DType kType, typename Value>
-__device__ __forceinline__ void LoadAs(const Operand& o, int64_t at, int64_t count,
+__device__ __forceinline__ void LoadAs(const StridedOperand& o, int64_t at, int64_t count,
                                        Run<Value>& run) {
   uint32_t words[kRun * SizeOf(kType) / 4];
   LoadRun(static_cast<const Bits<kType>*>(o.values) + at, count, o.alignment, words);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void LoadAs(const Operand& o, int64_t at, int64_t cou
 }
 
 template <typename Value>
-__device__ __forceinline__ void LoadValues(const Operand& o, int64_t at, int64_t count,
+__device__ __forceinline__ void LoadValues(const StridedOperand& o, int64_t at, int64_t count,
                                            Run<Value>& run) {
   switch (o.side.dtype) {
     case DType::kS8:
@@ -91,7 +91,7 @@ __device__ __forceinline__ void LoadValues(const Operand& o, int64_t at, int64_t
 }
 
 template <typename Value>
-__device__ __forceinline__ void Dequantize(const Operand& o, int64_t b, int64_t f, int64_t k,
+__device__ __forceinline__ void Dequantize(const StridedOperand& o, int64_t b, int64_t f, int64_t k,
                                            int64_t count, Run<Value>& run) {
   const Tiles& t = o.side.tiles;
   const bool scaled = std::is_same_v<Value, float> && o.scale && !t.ConstantAlongDepth();
@@ -109,7 +109,7 @@ __device__ __forceinline__ void Dequantize(const Operand& o, int64_t b, int64_t 
 // Copies lines [first, first + kTile) at depths [start, start + kStep) to shared memory, and zeros
 // past their ends.
 template <typename Value>
-__device__ __forceinline__ void StageOperand(const Operand& o, int64_t depth, int64_t b,
+__device__ __forceinline__ void StageOperand(const StridedOperand& o, int64_t depth, int64_t b,
                                              int64_t first, int64_t start,
                                              Value (&to)[kStep][kPitch]) {
   const bool mn_major = o.side.IsMnMajor();
@@ -135,7 +135,7 @@ __device__ __forceinline__ void StageOperand(const Operand& o, int64_t depth, in
 }
 
 // The scale to apply after the sum. 1 if it was applied before or there is none.
-__device__ __forceinline__ float ScaleAfter(const Operand& o, int64_t b, int64_t f) {
+__device__ __forceinline__ float ScaleAfter(const StridedOperand& o, int64_t b, int64_t f) {
   const Tiles& t = o.side.tiles;
   return o.scale && t.ConstantAlongDepth() ? o.Scale(o.TileAt(b, f, 0)) : 1.0f;
 }

@@ -121,7 +121,7 @@ Status LaunchPack(const PackRequest& request, const void* values, void* matrix,
   return CudaError(status, "packing an operand");
 }
 
-Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
+Status LaunchLineSums(const Side& side, const LineRange& lines, bool as_signed, const void* values,
                       int32_t* sums, cudaStream_t stream) {
   if (!IsInt8(side.dtype)) return "sums of lines: the values have to be int8 or uint8";
   if (lines.count * lines.batches == 0) return {};

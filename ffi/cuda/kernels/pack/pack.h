@@ -17,7 +17,7 @@
 namespace jaxfp8::cuda {
 
 // A range of lines of a side.
-struct Lines {
+struct LineRange {
   int64_t batch = 0, batches = 1;
   int64_t first = 0, count = 0;
   int64_t depth = 0;
@@ -33,7 +33,7 @@ struct Lines {
 //                                        same dtype are copied
 struct PackRequest {
   Side side;
-  Lines lines;
+  LineRange lines;
   DType out = DType::kNone;
   // Exponents by which codes are multiplied as they are decoded to bfloat16, one for each of the
   // side's tiles, or null. Exact but for products below 2^-126, which are rounded.
@@ -50,7 +50,7 @@ Status LaunchPack(const PackRequest& request, const void* values, void* matrix,
 // sums[b * count + f] = the sum along K of line `first + f` of batch index b, of int8 or uint8
 // values. Exact as long as it fits int32.
 //   as_signed  each uint8 value counts minus 128, as `LaunchPack` writes it
-Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
+Status LaunchLineSums(const Side& side, const LineRange& lines, bool as_signed, const void* values,
                       int32_t* sums, cudaStream_t stream);
 
 // Copies scales into cuBLASLt's order. For i < free_count and j < depth_count, the

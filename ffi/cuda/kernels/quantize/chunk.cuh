@@ -136,7 +136,7 @@ __device__ __forceinline__ void DivideChunk(const uint32_t (&x)[kWords], Divide 
 }
 
 template <DType kIn, DType kOut>
-__device__ __forceinline__ void ToCodes(const uint32_t (&x)[kWords], Divisor divisor,
+__device__ __forceinline__ void ToCodes(const uint32_t (&x)[kWords], FloatDivisor divisor,
                                         uint32_t (&codes)[kValues<kIn> / 4]) {
   DivideChunk<kIn, kOut>(x, [=](float value) { return Quotient(value, divisor); }, codes);
 }

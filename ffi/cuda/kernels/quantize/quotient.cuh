@@ -12,7 +12,7 @@
 namespace jaxfp8::cuda {
 
 // A divisor scaled towards 1 by a power of two, `factor`. x must be multiplied by it too.
-struct Divisor {
+struct FloatDivisor {
   float value, reciprocal;
   float factor;
 };
@@ -32,7 +32,7 @@ JAXFP8_HD float Reciprocal(float value) {
 // A scale of 0 counts as 1, and x / infinity is 0 or NaN. Where x * factor overflows or underflows,
 // the quotient is above 2^107 or below 2^-126. Selections instead of branches, because a compiler
 // that specialises the code behind each branch takes minutes.
-JAXFP8_HD Divisor MakeDivisor(float scale) {
+JAXFP8_HD FloatDivisor MakeFloatDivisor(float scale) {
   const float magnitude = fabsf(scale);
   const bool infinite = magnitude > FLT_MAX;
   float factor = magnitude < kLeastDivisor ? 0x1p100f : 1.0f;
@@ -50,7 +50,7 @@ JAXFP8_HD Divisor MakeDivisor(float scale) {
 // remainder is exact, because it underflows only for quotients below 2^-23, which are code 0. It is
 // computed as q * d - x, so that a quotient of -0 stays -0. Above 2^20 every type saturates: there
 // the correction is skipped, since it would turn infinity into NaN.
-JAXFP8_HD float Quotient(float x, Divisor d) {
+JAXFP8_HD float Quotient(float x, FloatDivisor d) {
   const float scaled = x * d.factor;
   const float rough = scaled * d.reciprocal;
   const float close = fmaf(-fmaf(rough, d.value, -scaled), d.reciprocal, rough);
@@ -59,12 +59,12 @@ JAXFP8_HD float Quotient(float x, Divisor d) {
 }
 
 // Whether `QuotientInRange` divides every x up to `largest`.
-JAXFP8_HD bool InRange(float largest, Divisor d) {
+JAXFP8_HD bool InRange(float largest, FloatDivisor d) {
   return d.factor == 1.0f && largest < 0x1p19f * d.value;
 }
 
 // `Quotient` where the factor is 1 and every quotient is below 2^20.
-JAXFP8_HD float QuotientInRange(float x, Divisor d) {
+JAXFP8_HD float QuotientInRange(float x, FloatDivisor d) {
   const float rough = x * d.reciprocal;
   const float close = fmaf(-fmaf(rough, d.value, -x), d.reciprocal, rough);
   return fmaf(-fmaf(close, d.value, -x), d.reciprocal, close);

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(1024) QuantizeRows(const QuantizeArguments q, 
     q.scale[row] = scale;
     if (q.amax) q.amax[row] = FloatFromBits(largest);
   }
-  const Divisor divisor = MakeDivisor(scale);
+  const FloatDivisor divisor = MakeFloatDivisor(scale);
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int64_t at = first + int64_t{i} * group * kPerChunk;

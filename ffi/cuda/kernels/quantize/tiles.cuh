@@ -178,11 +178,11 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
     LoadChunk<kIn>(q, in_bounds ? r * q.columns + c : 0, in_bounds ? q.columns - c : 0,
                    tile.words[i]);
   }
-  __shared__ Divisor divisors[kTransposeTile];
+  __shared__ FloatDivisor divisors[kTransposeTile];
   if constexpr (kScaleTile == ScaleTile::kKnown) {
     if (q.tensor_amax) UpdateAmax(q.tensor_amax, MaxOfBlock<kIn>(q, tile, top + row, c, shared));
     if (threadIdx.x < kTransposeTile && top + threadIdx.x < q.rows) {
-      divisors[threadIdx.x] = MakeDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
+      divisors[threadIdx.x] = MakeFloatDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
     }
   } else {
     if constexpr (kScaleTile == ScaleTile::kRow128) {
@@ -193,13 +193,13 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
       const bool first =
           threadIdx.x % (T::kThreadsPerRow / T::kRowsPerThread) == 0 && top + r < q.rows;
       const float scale = NewScale<kOut, kScaleTile>(q, top + r, column_tile, first, found_amax);
-      divisors[r] = MakeDivisor(scale);
+      divisors[r] = MakeFloatDivisor(scale);
     } else {
       const uint32_t found_amax = MaxOfBlock<kIn>(q, tile, top + row, c, shared);
       if (threadIdx.x < kTransposeTile) {
         const bool first = threadIdx.x == 0;
         divisors[threadIdx.x] =
-            MakeDivisor(NewScale<kOut, kScaleTile>(q, top, column_tile, first, found_amax));
+            MakeFloatDivisor(NewScale<kOut, kScaleTile>(q, top, column_tile, first, found_amax));
       }
     }
   }

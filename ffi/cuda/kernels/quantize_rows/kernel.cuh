@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(1024)
   const float amax = AmaxOf<kIn>(row, maxima), scale = ScaleOfRow<kOut>(p, amax);
   if (!in_bounds) return;
   if (row.first == 0) b.scale[index] = scale, b.amax[index] = amax;
-  const Divisor divisor = MakeDivisor(scale == 0.0f && IsFloat8(kOut) ? NAN : scale);
+  const FloatDivisor divisor = MakeFloatDivisor(scale == 0.0f && IsFloat8(kOut) ? NAN : scale);
   uint8_t* codes = static_cast<uint8_t*>(b.codes) + row.start;
   if (InRange(amax, divisor)) {
     StoreRow<kIn, kOut>(row, codes, [=](float x) { return QuotientInRange(x, divisor); });

@@ -89,7 +89,7 @@ __device__ __forceinline__ float LargestOfLine(const RowArguments& a, const Bits
 
 // The codes of four values of a line.
 template <DType kType>
-__device__ __forceinline__ uint32_t RoundFour(const uint32_t* words, const Divisor& step) {
+__device__ __forceinline__ uint32_t RoundFour(const uint32_t* words, const FloatDivisor& step) {
   float values[4];
   DecodeWord<kType>(words[0], values);
   DecodeWord<kType>(words[1], values + 2);
@@ -105,10 +105,10 @@ __global__ void __launch_bounds__(kThreads) RoundRows(const __grid_constant__ Ro
   const int64_t batch = blockIdx.y, at = batch * a.rows + row;
   const auto* line =
       static_cast<const Bits<kType>*>(a.values) + batch * a.batch_stride + row * a.row_stride;
-  [[maybe_unused]] Divisor divisor;
+  [[maybe_unused]] FloatDivisor divisor;
   if constexpr (kType != DType::kS8) {
     const float step = ScaleOf<DType::kS8>(LargestOfLine<kType>(a, line));
-    divisor = MakeDivisor(step);
+    divisor = MakeFloatDivisor(step);
     if (threadIdx.x == 0) {
       a.scale[at] = a.given ? step * a.given[a.tiles.At(batch, row, 0)] : step;
     }

@@ -25,10 +25,10 @@ struct Arguments {
 
 using KernelFunction = void (*)(Arguments);
 
-// The instance for weights of one type.
+// The instance for FP8 weights of one type; CMakeLists.txt lists them.
 //   mn_major   weights are [K, N]; else [N, K]
-//   row_tiles  rows in units of 8: 1, 2, 4 or 8
-KernelFunction E4M3Kernel(bool mn_major, int row_tiles);
-KernelFunction E5M2Kernel(bool mn_major, int row_tiles);
+//   row_tiles  rows in units of 8: 1, 2 or 4
+template <DType kWeight>
+KernelFunction KernelFor(bool mn_major, int row_tiles);
 
 }  // namespace jaxfp8::cuda::imma

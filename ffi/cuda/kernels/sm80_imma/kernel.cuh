@@ -197,7 +197,7 @@ __device__ __forceinline__ void FindAmax(const Cta<kRowTiles>& cta, uint32_t lar
   SyncCluster();
   if (4 * threadIdx.x < cta.kColumns) {
     int4 codes = {};
-    for (int rank = 0; rank < static_cast<int>(BlocksInCluster()); ++rank) {
+    for (int rank = 0; rank < static_cast<int>(CtasInCluster()); ++rank) {
       const int4 others = LoadOfRank(cta.maxima + 4 * threadIdx.x, rank);
       codes = make_int4(max(codes.x, others.x), max(codes.y, others.y), max(codes.z, others.z),
                         max(codes.w, others.w));
@@ -326,8 +326,8 @@ inline __device__ __noinline__ void StoreOutputs(const Arguments& a, Quad q, int
 template <int kRowTiles>
 __device__ __forceinline__ void StoreTile(const Arguments& a, const Cta<kRowTiles>& cta) {
   constexpr int kQuads = Cta<kRowTiles>::kColumns / 4;
-  const int ranks = static_cast<int>(BlocksInCluster());
-  const int first = static_cast<int>(BlockInCluster()) * kThreads + threadIdx.x;
+  const int ranks = static_cast<int>(CtasInCluster());
+  const int first = static_cast<int>(CtaInCluster()) * kThreads + threadIdx.x;
   for (int i = first; i < a.rows * kQuads; i += ranks * kThreads) {
     const int row = i / kQuads, column = i % kQuads * 4;
     if (cta.column + column >= a.columns) continue;

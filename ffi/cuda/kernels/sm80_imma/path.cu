@@ -13,8 +13,8 @@ namespace {
 
 KernelFunction KernelOf(const Problem& problem, int row_tiles) {
   const bool mn_major = problem.rhs.IsMnMajor();
-  return problem.rhs.dtype == DType::kE4M3 ? E4M3Kernel(mn_major, row_tiles)
-                                           : E5M2Kernel(mn_major, row_tiles);
+  return problem.rhs.dtype == DType::kE4M3 ? KernelFor<DType::kE4M3>(mn_major, row_tiles)
+                                           : KernelFor<DType::kE5M2>(mn_major, row_tiles);
 }
 
 using RowFunction = void (*)(RowArguments);
@@ -129,7 +129,7 @@ class ImmaPlan final : public Plan {
   // Makes int8 codes in the workspace, and has `a` read them.
   Status LaunchRows(const Buffers& buffers, Arguments& a, cudaStream_t stream) const {
     const Side& side = problem_.lhs;
-    const Scratch scratch = ScratchOf(problem_);
+    const CodesScratch scratch = ScratchOf(problem_);
     auto* workspace = static_cast<uint8_t*>(buffers.workspace);
     RowArguments r;
     r.values = buffers.lhs;
@@ -172,7 +172,7 @@ class ImmaPlan final : public Plan {
   Problem problem_;  // the weights are on the right
   bool swapped_;
   size_t workspace_;
-  Schedule schedule_;
+  SplitGrid schedule_;
   int most_shared_;  // of a CTA, in bytes
   KernelFunction kernel_;
   bool hopper_ = false;  // clusters, and kernels may start before their predecessor ends

@@ -54,7 +54,7 @@ Status WhyNotSizes(const Problem& problem) {
 }
 
 Status WhyNotShared(const Problem& problem, const Device& device) {
-  const Schedule s = MakeSchedule(problem, device);
+  const SplitGrid s = MakeSchedule(problem, device);
   const auto needed = static_cast<size_t>(SharedBytes(s.row_tiles, s.depth));
   if (needed <= device.shared_bytes) return {};
   return "the weights of " + std::to_string(16 * ColumnTiles(s.row_tiles)) +
@@ -89,8 +89,8 @@ Problem WithWeightsOnRight(const Problem& problem) {
 
 int RowTilesFor(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : 4; }
 
-Schedule MakeSchedule(const Problem& problem, const Device& device) {
-  Schedule s;
+SplitGrid MakeSchedule(const Problem& problem, const Device& device) {
+  SplitGrid s;
   s.row_tiles = RowTilesFor(problem.rows);
   s.column_tiles = static_cast<int>(Ceil(problem.columns, 16 * ColumnTiles(s.row_tiles)));
   const int most = device.compute_capability >= 90 ? kMaxSplit : 1;
@@ -107,8 +107,8 @@ Schedule MakeSchedule(const Problem& problem, const Device& device) {
   return s;
 }
 
-Scratch ScratchOf(const Problem& problem) {
-  Scratch s;
+CodesScratch ScratchOf(const Problem& problem) {
+  CodesScratch s;
   const int64_t lines = problem.rows * (problem.lhs.batch_stride == 0 ? 1 : problem.batch);
   s.pitch = Ceil(problem.depth, 16) * 16;
   s.scales = static_cast<size_t>(Ceil(lines * s.pitch, 256) * 256);

@@ -43,18 +43,18 @@ JAXFP8_HD constexpr int SharedBytes(int row_tiles, int depth) {
 }
 
 // The CTAs of a launch: [column tiles, split, batch]. Those of a split are a cluster.
-struct Schedule {
+struct SplitGrid {
   int row_tiles = 1, column_tiles = 1, split = 1;
   int depth = 0;  // of a CTA, a multiple of kBlockDepth
 };
-Schedule MakeSchedule(const Problem& problem, const Device& device);
+SplitGrid MakeSchedule(const Problem& problem, const Device& device);
 
 // Where the codes of activations and their scales lie in the workspace, for activations that are
 // not int8 in aligned lines along K. Lines of codes are `pitch` bytes apart.
-struct Scratch {
+struct CodesScratch {
   int64_t pitch = 0;
   size_t scales = 0, bytes = 0;
 };
-Scratch ScratchOf(const Problem& problem);
+CodesScratch ScratchOf(const Problem& problem);
 
 }  // namespace jaxfp8::cuda::imma

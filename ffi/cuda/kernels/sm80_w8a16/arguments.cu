@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/common/decode16.cuh"
+#include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 
 namespace jaxfp8::cuda::w8a16 {
@@ -63,48 +64,34 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
   return e;
 }
 
+// The instance that a launch of a problem takes: fine scales and groups have their own.
+Launch InstanceOf(const Problem& problem, Launch launch) {
+  if (launch == Launch::kGated) return launch;
+  if (HasFineScales(problem)) return Launch::kFine;
+  return GroupsRows(problem) ? Launch::kGroups : launch;
+}
+
+template <DType kWeight>
+KernelFunction KernelOfWeights(const Problem& problem, Launch launch) {
+  using enum Launch;
+  return Visit<kOne, kSeveral, kGated, kGroups, kFine>(
+      launch, KernelFunction{nullptr}, [&]<Launch kLaunch>() {
+        return KernelFor<kWeight, kLaunch>(problem.lhs.dtype, problem.rhs.IsMnMajor(),
+                                           RowFragmentsFor(problem));
+      });
+}
+
 }  // namespace
 
 KernelFunction KernelOf(const Problem& problem, Launch launch) {
-  const int row_fragments = RowFragmentsFor(problem);
-  const bool mn_major = problem.rhs.IsMnMajor(), joint = launch == Launch::kSeveral;
-  if (launch == Launch::kGated) {
-    switch (problem.rhs.dtype) {
-      case DType::kE4M3:
-        return E4M3GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
-      case DType::kE5M2:
-        return E5M2GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
-      default:
-        return S8GatedKernel(problem.lhs.dtype, mn_major, row_fragments);
-    }
-  }
-  if (HasFineScales(problem)) {
-    switch (problem.rhs.dtype) {
-      case DType::kE4M3:
-        return E4M3FineKernel(problem.lhs.dtype, mn_major, row_fragments);
-      case DType::kE5M2:
-        return E5M2FineKernel(problem.lhs.dtype, mn_major, row_fragments);
-      default:
-        return S8FineKernel(problem.lhs.dtype, mn_major, row_fragments);
-    }
-  }
-  if (GroupsRows(problem)) {
-    switch (problem.rhs.dtype) {
-      case DType::kE4M3:
-        return E4M3GroupsKernel(problem.lhs.dtype, mn_major, row_fragments);
-      case DType::kE5M2:
-        return E5M2GroupsKernel(problem.lhs.dtype, mn_major, row_fragments);
-      default:
-        return S8GroupsKernel(problem.lhs.dtype, mn_major, row_fragments);
-    }
-  }
+  const Launch instance = InstanceOf(problem, launch);
   switch (problem.rhs.dtype) {
     case DType::kE4M3:
-      return E4M3Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
+      return KernelOfWeights<DType::kE4M3>(problem, instance);
     case DType::kE5M2:
-      return E5M2Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
+      return KernelOfWeights<DType::kE5M2>(problem, instance);
     default:
-      return S8Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
+      return KernelOfWeights<DType::kS8>(problem, instance);
   }
 }
 

@@ -26,7 +26,7 @@ struct EpilogueArguments {
 // The order is that of first use: each further cache line of constants is a miss. Strides are in
 // elements.
 struct Arguments {
-  Schedule schedule;
+  SplitKSchedule schedule;
   const int32_t* group_sizes = nullptr;  // null without groups
   int32_t rows = 0, columns = 0, depth = 0;
   int32_t weight_access_bytes = 1;     // widest aligned load: 16, 4 or 1
@@ -56,12 +56,12 @@ struct Arguments {
 };
 
 // The products of one launch. Each has its own arguments, with the same split.
-struct Parts {
+struct JointArguments {
   PartTiles tiles;
   Arguments of[kMaxParts];
 };
 
-using KernelFunction = void (*)(Parts);
+using KernelFunction = void (*)(JointArguments);
 
 // The arguments of a problem, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
@@ -73,25 +73,12 @@ enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kFine };
 // The kernel that computes a problem, alone or with others. Groups have their own.
 KernelFunction KernelOf(const Problem& problem, Launch launch);
 
-// The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
-//   activation     bfloat16, float16, or e4m3 with FP8 weights
+// The kernel for weights of one type, or null; CMakeLists.txt lists the instances. uint8 weights
+// use the kernel for int8.
+//   activation     bfloat16, float16, or, of one product or several, e4m3 with FP8 weights
 //   mn_major       weights are [K, N]; else [N, K]
 //   row_fragments  rows of an output tile in units of 8
-//   joint          whether a launch computes several products
-KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
-KernelFunction E5M2Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
-KernelFunction S8Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
-// The same for gated launches.
-KernelFunction E4M3GatedKernel(DType activation, bool mn_major, int row_fragments);
-KernelFunction E5M2GatedKernel(DType activation, bool mn_major, int row_fragments);
-KernelFunction S8GatedKernel(DType activation, bool mn_major, int row_fragments);
-// The same with fine scales, for one product or several, and activations of 16 bits.
-KernelFunction E4M3FineKernel(DType activation, bool mn_major, int row_fragments);
-KernelFunction E5M2FineKernel(DType activation, bool mn_major, int row_fragments);
-KernelFunction S8FineKernel(DType activation, bool mn_major, int row_fragments);
-// The same for groups of rows of 16 bits.
-KernelFunction E4M3GroupsKernel(DType activation, bool mn_major, int row_fragments);
-KernelFunction E5M2GroupsKernel(DType activation, bool mn_major, int row_fragments);
-KernelFunction S8GroupsKernel(DType activation, bool mn_major, int row_fragments);
+template <DType kWeight, Launch kLaunch>
+KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments);
 
 }  // namespace jaxfp8::cuda::w8a16

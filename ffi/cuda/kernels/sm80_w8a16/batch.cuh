@@ -1,11 +1,11 @@
-// The output tile of a block of `sm80_w8a16`.
+// The output tile of a CTA of `sm80_w8a16`.
 //
 //   batch of one axis                blockIdx.x counts all output tiles; blockIdx.z is 0
 //   two axes, weights with jumps     blockIdx.z is the outer index, and blockIdx.x counts its tiles
 //   groups (common/groups.h)         blockIdx.x counts the tiles of one entry after the other
 //
-// Two axes need no division. Blocks of the first outer index read no argument, and weights without
-// jumps have no other blocks.
+// Two axes need no division. CTAs of the first outer index read no argument, and weights without
+// jumps have no other CTAs.
 
 #pragma once
 
@@ -20,12 +20,12 @@ struct BlockTile {
   bool sums = true;  // else the rows are of no group
 };
 
-// The block's output tile without groups.
+// The CTA's output tile without groups.
 //   number     of the tile within its outer index
 //   tile_rows  rows of a tile
 __device__ __forceinline__ BlockTile TileOfBlock(const Arguments& a, int32_t number,
                                                  int32_t tile_rows) {
-  TileCoord coord = a.schedule.CoordOf(number);
+  OutputTile coord = a.schedule.CoordOf(number);
   if (blockIdx.z != 0) coord.batch += static_cast<int32_t>(blockIdx.z) * a.inner_batch;
   return {coord.batch, coord.column_tile, coord.row_tile * tile_rows, a.rows};
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ void SkipEntries(const Groups& g, const int32_t* size
   }
 }
 
-// The block's output tile with groups; one without rows if there is none. By a warp.
+// The CTA's output tile with groups; one without rows if there is none. By a warp.
 inline __device__ __noinline__ BlockTile GroupedTileOfBlock(const Arguments& a, int32_t number) {
   const Groups& g = a.groups;
   EntryCursor cursor;
@@ -91,7 +91,7 @@ inline __device__ __noinline__ BlockTile GroupedTileOfBlock(const Arguments& a, 
   return {0, 0, 0, 0, false};
 }
 
-// The number of the block's output tile among all.
+// The number of the CTA's output tile among all.
 __device__ __forceinline__ int64_t OutputTileOfBlock() {
   return int64_t{blockIdx.z} * gridDim.x + blockIdx.x;
 }

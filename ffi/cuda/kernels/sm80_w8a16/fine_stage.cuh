@@ -25,7 +25,7 @@ using TwoSteps = uint32_t[2][2][4];
 //   pair  of steps, of the two in half a stage
 template <class D, bool kMnMajor>
 __device__ __forceinline__ void DecodeBlock(const Arguments& a, const Codes& codes, bool special,
-                                            int pair, const ColumnParams& params, TwoSteps& to) {
+                                            int pair, const ColumnFactors& params, TwoSteps& to) {
   if ((D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points)) {
     DecodeTwoSteps<D, kMnMajor, true>(codes, pair, params, a.sign_flip, to);
   } else {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void BeginBlock(TwoSteps& fragments, uint32_t activat
 // are multiplied.
 template <class D, DType kWide, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void MultiplyFineStage(const Arguments& a, const uint8_t* weights,
-                                                  const ColumnParams& params,
+                                                  const ColumnFactors& params,
                                                   Accumulators<kRowFragments>& scaled_acc) {
   constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
   const uint8_t* activations = weights + kWeightBytes;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void AccumulateFine(const Arguments& a, const BlockTi
                                                uint8_t* stages,
                                                Accumulators<kRowFragments>& scaled_acc) {
   Pipeline<kActivation, kMnMajor, kRowFragments, true, true> pipeline(a, tile, blockIdx.y, stages);
-  ColumnParams params = {};
+  ColumnFactors params = {};
   if constexpr (D::kInteger) {
 #pragma unroll
     for (uint32_t& addend : params.zero_addend) addend = D::ZeroPointAddend(a.weight, 0);

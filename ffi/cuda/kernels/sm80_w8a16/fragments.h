@@ -29,7 +29,7 @@ struct alignas(16) Vector16 {
 };
 
 // Scales and zero points of a lane's four columns, for one scale block.
-struct ColumnParams {
+struct ColumnFactors {
   uint32_t scale[4];        // as they are stored (scales.cuh)
   uint32_t zero_addend[4];  // of `Decoder::ZeroPointAddend`
 };
@@ -95,7 +95,7 @@ JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int fragme
 // Decodes the weights of one step into two fragments: fragments[m][2 * pair + h] holds column
 // 2 * m + h of the lane at depths 2 * pair and 2 * pair + 1.
 template <class D, bool kMnMajor, bool kFullDecode>
-JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const ColumnParams& params,
+JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const ColumnFactors& params,
                           uint32_t sign_flip, uint32_t (&fragments)[2][4]) {
   for (int i = 0; i < 4; ++i) {
     for (int pair = 0; pair < 2; ++pair) {

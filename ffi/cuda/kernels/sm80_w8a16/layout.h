@@ -1,6 +1,6 @@
 // Tiles of `sm80_w8a16` in shared memory, and the values multiplied by each lane.
 //
-// A block computes an output tile of 8 * kRowFragments rows and kTileColumns columns, kTileDepth of
+// A CTA computes an output tile of 8 * kRowFragments rows and kTileColumns columns, kTileDepth of
 // K per pass. A lane takes four consecutive columns, and in each of the eight steps of a pass four
 // depths:
 //

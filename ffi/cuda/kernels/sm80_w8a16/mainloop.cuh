@@ -22,12 +22,12 @@
 //              acc         float32, 32 columns x 8 * kRowFragments rows a warp
 //                                    |  at the end of a scale block (scales.cuh)
 //              scaled_acc  float32, the same shape
-//                                    |  at the end of the block's part of K
-//   shared     sums of the tile, which the blocks of a cluster add up (split_k.cuh)
+//                                    |  at the end of the CTA's part of K
+//   shared     sums of the tile, which the CTAs of a cluster add up (split_k.cuh)
 //                                    |  epilogue
 //   global     out
 //
-// Devices without clusters add the blocks' sums in a second kernel.
+// Devices without clusters add the CTAs' sums in a second kernel.
 
 #pragma once
 
@@ -63,10 +63,10 @@ __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& sca
   }
 }
 
-// The scaled accumulators of a block's part of K.
-//   rank  of the block among those of its product
+// The scaled accumulators of a CTA's part of K.
+//   rank  of the CTA among those of its product
 template <class D, DType kActivation, bool kMnMajor, int kRowFragments, Launch kLaunch>
-__device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& a,
+__device__ __forceinline__ void Accumulate(const JointArguments& parts, const Arguments& a,
                                            const BlockTile& tile, int32_t rank, uint8_t* stages,
                                            Accumulators<kRowFragments>& scaled_acc) {
   constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& 
 #pragma unroll 1
   while (depth_tile < end) {
     const int32_t scale_block = depth_tile / a.depth_tiles_per_scale;
-    ColumnParams params;
+    ColumnFactors params;
     LoadColumnParams<D>(a, offsets, scale_block, params);
     const int32_t block_end = min(end, (scale_block + 1) * a.depth_tiles_per_scale);
 #pragma unroll 1
@@ -101,8 +101,8 @@ __device__ __forceinline__ void Accumulate(const Parts& parts, const Arguments& 
   }
 }
 
-JAXFP8_HD constexpr int BlocksPerSm(int row_fragments, Launch launch) {
-  return launch == Launch::kFine ? FineBlocksPerSm(row_fragments) : kBlocksPerSm;
+JAXFP8_HD constexpr int CtasPerSm(int row_fragments, Launch launch) {
+  return launch == Launch::kFine ? FineCtasPerSm(row_fragments) : kCtasPerSm;
 }
 
 // The kernel.
@@ -116,8 +116,8 @@ JAXFP8_HD constexpr int BlocksPerSm(int row_fragments, Launch launch) {
 //   kLaunch        what it computes. The arguments of one product, or of groups, have a constant
 //   place
 template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, Launch kLaunch>
-__global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
-    Sm80W8A16(const __grid_constant__ Parts parts) {
+__global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
+    Sm80W8A16(const __grid_constant__ JointArguments parts) {
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kRowFragments, kLaunch))
       StoreTile(a, tile, kTileRows, first, step, of_ranks);
     }
     if (!kGated && split == 1) return;
-    // The others may still read this block's sums.
+    // The others may still read this CTA's sums.
     __syncwarp();
     ClusterArrive();
     ClusterWait();
@@ -211,13 +211,6 @@ KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments) {
     default:
       return nullptr;
   }
-}
-
-// The kernel of one product, or of several.
-template <DType kWeight>
-KernelFunction DenseKernelFor(DType activation, bool mn_major, int row_fragments, bool joint) {
-  return joint ? KernelFor<kWeight, Launch::kSeveral>(activation, mn_major, row_fragments)
-               : KernelFor<kWeight, Launch::kOne>(activation, mn_major, row_fragments);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

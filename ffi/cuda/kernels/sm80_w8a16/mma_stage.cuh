@@ -23,7 +23,7 @@ namespace jaxfp8::cuda::w8a16 {
 //   kRowFragments  rows of the tile in units of 8
 template <class D, DType kActivation, bool kMnMajor, bool kFullDecode, int kRowFragments>
 __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t* activations,
-                                              int half, const ColumnParams& params,
+                                              int half, const ColumnFactors& params,
                                               uint32_t sign_flip,
                                               float (&acc)[2][kRowFragments][4]) {
   const int lane = threadIdx.x % 32;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void AddNaN(const Codes& codes, float (&acc)[2][kRowF
 template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t* weights,
                                               const uint8_t* activations,
-                                              const ColumnParams& params,
+                                              const ColumnFactors& params,
                                               Accumulators<kRowFragments>& acc) {
   // Unrolled, both halves are in registers at once. Wider tiles have no room for this. With 16 rows
   // on an H200, one half at a time is 1.03x faster for [N, K] and 1.06x slower for [K, N].

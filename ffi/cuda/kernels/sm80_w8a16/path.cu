@@ -84,7 +84,7 @@ Status W8A16Plan::Prepare() {
 }
 
 Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
-  Parts parts{};
+  JointArguments parts{};
   parts.tiles = tiles_;
   for (size_t i = 0; i < problems_.size(); ++i) {
     const Buffers buffers = swapped_[i] ? Swapped(given[i]) : given[i];
@@ -104,7 +104,7 @@ Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) co
   return LaunchReduce(parts.of[0], stream);
 }
 
-// How many clusters of each size run at a time. Fewer than blocks divided by their size, since a
+// How many clusters of each size run at a time. Fewer than CTAs divided by their size, since a
 // cluster has to fit a group of multiprocessors of which devices have more and less whole ones.
 Status W8A16Plan::CountClusters(Capacity& capacity) const {
   for (int split = 2; split <= kMaxSplit; ++split) {
@@ -137,7 +137,7 @@ cudaLaunchConfig_t W8A16Plan::LaunchOfClusters(int64_t tiles, int split, cudaStr
   return config;
 }
 
-Status W8A16Plan::LaunchMainloop(const Parts& parts, cudaStream_t stream) const {
+Status W8A16Plan::LaunchMainloop(const JointArguments& parts, cudaStream_t stream) const {
   cudaLaunchAttribute attribute = {};
   const cudaLaunchConfig_t config =
       LaunchOfClusters(schedule_.output_tiles, schedule_.split, stream, attribute);

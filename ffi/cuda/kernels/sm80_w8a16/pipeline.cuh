@@ -4,7 +4,7 @@
 //         [w 16 KiB|a] [w 16 KiB|a] [w 16 KiB|a] [w 16 KiB|a]    w weights, a activations
 //          multiplied   copies in flight .........  refilled once every thread has read it
 //
-// All threads of the block copy and all multiply.
+// All threads of the CTA copy and all multiply.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// The ring of stages of a block, and its way along K.
+// The ring of stages of a CTA, and its way along K.
 //   kActivation    type of the activations
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8

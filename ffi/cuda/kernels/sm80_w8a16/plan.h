@@ -37,11 +37,11 @@ class W8A16Plan final : public Plan {
   Status CountClusters(Capacity& capacity) const;
   int Shared() const { return SharedBytes(RowFragmentsFor(joint_), HasFineScales(joint_)); }
   Launch LaunchKind() const;
-  // The products whose blocks share a cluster.
+  // The products whose CTAs share a cluster.
   int InCluster() const { return gate_ ? 2 : 1; }
   cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
                                       cudaLaunchAttribute& attribute) const;
-  Status LaunchMainloop(const Parts& parts, cudaStream_t stream) const;
+  Status LaunchMainloop(const JointArguments& parts, cudaStream_t stream) const;
   Status LaunchReduce(const Arguments& arguments, cudaStream_t stream) const;
 
   std::vector<Problem> problems_;  // rhs is the 8-bit side
@@ -52,8 +52,8 @@ class W8A16Plan final : public Plan {
   Device device_;
   size_t workspace_;
   KernelFunction kernel_ = nullptr;
-  Schedule schedule_;
-  bool clusters_ = false;  // the blocks of an output tile are a cluster
+  SplitKSchedule schedule_;
+  bool clusters_ = false;  // the CTAs of an output tile are a cluster
 };
 
 // Makes a plan for problems in one launch.

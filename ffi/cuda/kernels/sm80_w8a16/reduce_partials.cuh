@@ -21,7 +21,7 @@ struct WorkspaceSums {
 
 inline constexpr int kReduceThreads = 128;
 
-// A block adds up 128 quads of an output tile.
+// A CTA adds up 128 quads of an output tile.
 //   blockIdx.x   the output tile
 //   blockIdx.y   the block's quads
 //   blockIdx.z   the outer batch index

@@ -39,7 +39,7 @@ struct ScaleOffsets {
 //   scale_block  index of the block along K
 template <class D>
 __device__ __forceinline__ void LoadColumnParams(const Arguments& a, const ScaleOffsets& offsets,
-                                                 int32_t scale_block, ColumnParams& params) {
+                                                 int32_t scale_block, ColumnFactors& params) {
   const int64_t origin = offsets.batch + scale_block * a.scale_depth;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void LoadColumnParams(const Arguments& a, const Scale
 // of accumulators have scales constant along K: there scaled_acc = acc * scales.
 //   factor  the scale's share of the decoding (`Decoder::kFactor`)
 template <int kRowFragments>
-__device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, ScaleForm form,
+__device__ __forceinline__ void ScaleAccumulators(const ColumnFactors& params, ScaleForm form,
                                                   float factor, Accumulators<kRowFragments>& acc,
                                                   Accumulators<kRowFragments>& scaled_acc) {
   float scale[4];

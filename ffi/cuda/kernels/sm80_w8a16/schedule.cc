@@ -10,47 +10,47 @@
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-// Blocks that run at a time on the largest device without clusters: three on each of the 128
+// CTAs that run at a time on the largest device without clusters: three on each of the 128
 // multiprocessors of a full A100, limited by shared memory.
 constexpr int64_t kMaxBlocksAtOnce = 3 * 128;
 
-// Blocks along the third axis of a grid.
+// CTAs along the third axis of a grid.
 constexpr int64_t kMaxOuterBatch = 65535;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
 
-// The most blocks for one tile if the tiles do not all run at a time. On an H100 two are 1.09x
-// faster than three (1344 blocks).
+// The most CTAs for one tile if the tiles do not all run at a time. On an H100 two are 1.09x
+// faster than three (1344 CTAs).
 constexpr int kMaxSplitInWaves = 2;
 
 // Tiles have room for groups of so many times the mean of their rows: a second tile reads the
 // weights again.
 constexpr double kRowsOverMean = 1.5;
 
-// The factor of a third block on a multiprocessor's time. One row waits longer for memory; with 64
+// The factor of a third CTA on a multiprocessor's time. One row waits longer for memory; with 64
 // rows more of the arithmetic overlaps.
 double ThirdBlock(int row_fragments) {
   return row_fragments == 1 ? 1.1 : row_fragments == 8 ? 0.93 : 1.0;
 }
 
-// The time of `blocks` blocks on a multiprocessor, in units of one block's. Three run together. Two
+// The time of `ctas` CTAs on a multiprocessor, in units of one CTA's. Three run together. Two
 // take as long as one, because one alone waits for memory half of its time.
-double LoadOf(int64_t blocks, double third) {
-  const int64_t rest = blocks % kBlocksPerSm, whole = blocks - rest;
+double LoadOf(int64_t ctas, double third) {
+  const int64_t rest = ctas % kCtasPerSm, whole = ctas - rest;
   return static_cast<double>(whole) * third +
          static_cast<double>(rest > 0 ? std::max<int64_t>(rest, 2) : 0);
 }
 
-// The same if the blocks of all tiles run at once. Larger clusters are spread unevenly: above 0.85
-// blocks per multiprocessor, some get one more. Pairs are spread evenly.
-double LoadAtOnce(int64_t blocks, int64_t multiprocessors, int split, double third) {
+// The same if the CTAs of all tiles run at once. Larger clusters are spread unevenly: above 0.85
+// CTAs per multiprocessor, some get one more. Pairs are spread evenly.
+double LoadAtOnce(int64_t ctas, int64_t multiprocessors, int split, double third) {
   const auto spread = static_cast<int64_t>(
-      std::ceil(static_cast<double>(blocks) / (0.85 * static_cast<double>(multiprocessors))));
-  if (split <= 2) return LoadOf(std::min<int64_t>(spread, kBlocksPerSm), third);
-  return spread == kBlocksPerSm ? kBlocksPerSm * third
-                                : static_cast<double>(std::max<int64_t>(spread, 2));
+      std::ceil(static_cast<double>(ctas) / (0.85 * static_cast<double>(multiprocessors))));
+  if (split <= 2) return LoadOf(std::min<int64_t>(spread, kCtasPerSm), third);
+  return spread == kCtasPerSm ? kCtasPerSm * third
+                              : static_cast<double>(std::max<int64_t>(spread, 2));
 }
 
 // The output tiles that have rows, where groups are of one size.
@@ -61,8 +61,8 @@ int64_t LikelyTiles(const Problem& problem) {
   return groups * Ceil(rows, 8 * RowFragmentsFor(problem)) * Ceil(problem.columns, kTileColumns);
 }
 
-// What a block of groups takes beside its tiles of K, in these: it finds its rows before it loads.
-// On an H200 640 rows in 512 groups took 1460 us with 4096 x 1024 weights, by two blocks for each
+// What a CTA of groups takes beside its tiles of K, in these: it finds its rows before it loads.
+// On an H200 640 rows in 512 groups took 1460 us with 4096 x 1024 weights, by two CTAs for each
 // output, and 1192 us with 2048 x 4096, which are twice the bytes.
 constexpr double kFindsGroup = 3;
 
@@ -223,8 +223,8 @@ size_t PartialTileBytes(const Problem& problem) {
   return sizeof(float) * static_cast<size_t>(rows * kTileColumns);
 }
 
-Schedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
-  Schedule s;
+SplitKSchedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
+  SplitKSchedule s;
   s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
   const int64_t rows = WithEvenGroups(problem).rows;
   s.row_tiles = static_cast<int32_t>(Ceil(rows, 8 * RowFragmentsFor(problem)));
@@ -253,21 +253,21 @@ PartTiles PartTilesOf(std::span<const Problem> problems) {
   return tiles;
 }
 
-Schedule PartSchedule(const Problem& problem, const Schedule& joint) {
-  Schedule s = joint;
+SplitKSchedule PartSchedule(const Problem& problem, const SplitKSchedule& joint) {
+  SplitKSchedule s = joint;
   s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
   return s;
 }
 
-Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
+Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t ctas_per_sm,
                     size_t workspace) {
   Capacity capacity;
   capacity.multiprocessors = multiprocessors;
   const size_t tile_bytes = std::max<size_t>(1, PartialTileBytes(problem));
   for (int split = 1; split <= kMaxSplit; ++split) {
     const auto fits = static_cast<int64_t>(workspace / tile_bytes / static_cast<size_t>(split));
-    capacity.tiles[split] = std::min(multiprocessors * blocks_per_sm / split, fits);
+    capacity.tiles[split] = std::min(multiprocessors * ctas_per_sm / split, fits);
   }
   return capacity;
 }

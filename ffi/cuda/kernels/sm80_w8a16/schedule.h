@@ -1,6 +1,6 @@
-// The split-K decomposition of `sm80_w8a16`: each block's part of the product.
+// The split-K decomposition of `sm80_w8a16`: each CTA's part of the product.
 //
-// Each output tile has `split` blocks. They take its tiles of K in turns. With split = 3 and 8
+// Each output tile has `split` CTAs. They take its tiles of K in turns. With split = 3 and 8
 // tiles of K:
 //
 //   output tile   0                 1                 ...     blockIdx.x
@@ -13,7 +13,7 @@
 // The sums of all ranks are added in the order of ranks: the bits are the same in every run. From
 // sm_90 on the ranks of an output tile are a thread block cluster and add in shared memory. Before,
 // ranks store partial tiles in the workspace and a second kernel adds them (reduce_partials.cuh). A
-// tile with one block needs neither.
+// tile with one CTA needs neither.
 
 #pragma once
 
@@ -34,12 +34,12 @@ namespace jaxfp8::cuda::w8a16 {
 // Whether scales may change along K. This takes a second set of accumulators (scales.cuh), and the
 // widest tile has no registers left for it.
 JAXFP8_HD constexpr bool KeepsScaledAccumulators(int row_fragments) { return row_fragments <= 4; }
-// Blocks on a multiprocessor at a time. This limits the registers of each.
-inline constexpr int kBlocksPerSm = 3;
+// CTAs on a multiprocessor at a time. This limits the registers of each.
+inline constexpr int kCtasPerSm = 3;
 // The same with fine scales (`HasFineScales`): two sets of accumulators for the widest tile take
 // more registers, and three stages more shared memory.
-JAXFP8_HD constexpr int FineBlocksPerSm(int row_fragments) { return row_fragments >= 4 ? 2 : 3; }
-// As many stages as shared memory has for those blocks on an H100.
+JAXFP8_HD constexpr int FineCtasPerSm(int row_fragments) { return row_fragments >= 4 ? 2 : 3; }
+// As many stages as shared memory has for those CTAs on an H100.
 JAXFP8_HD constexpr int StagesFor(int row_fragments) { return row_fragments <= 4 ? 3 : 2; }
 inline constexpr int kFineStages = 3;
 
@@ -69,7 +69,7 @@ JAXFP8_HD constexpr int SharedBytes(int row_fragments, bool fine = false) {
 }
 
 // An output tile, in tiles along each axis.
-struct TileCoord {
+struct OutputTile {
   int32_t batch, column_tile, row_tile;
 };
 
@@ -90,7 +90,7 @@ struct PartTiles {
   }
 };
 
-// A gated launch multiplies the outputs of two products: y = cast(cast(y0) * cast(y1)). The blocks
+// A gated launch multiplies the outputs of two products: y = cast(cast(y0) * cast(y1)). The CTAs
 // of both for an output tile are one cluster, those of the first product in front. With split = 3:
 //
 //   product       0 0 0 1 1 1
@@ -101,15 +101,15 @@ struct Gate {
   JAXFP8_HD explicit operator bool() const { return rounded[0] != DType::kNone; }
 };
 
-// 32 bits, because a block divides a few times before its first load and 64-bit divisions are slow.
-struct Schedule {
+// 32 bits, because a CTA divides a few times before its first load and 64-bit divisions are slow.
+struct SplitKSchedule {
   int32_t column_tiles = 1, row_tiles = 1, depth_tiles = 1;
   int32_t output_tiles = 1;
-  int32_t split = 1;  // blocks for one output tile
+  int32_t split = 1;  // CTAs for one output tile
 
   // Row tiles are numbered fastest: output tiles of the same weights run together and find them in
   // L2.
-  JAXFP8_HD TileCoord CoordOf(int32_t output_tile) const {
+  JAXFP8_HD OutputTile CoordOf(int32_t output_tile) const {
     if (row_tiles == 1 && output_tile < column_tiles) return {0, output_tile, 0};
     const int32_t columns = output_tile / row_tiles, batches = columns / column_tiles;
     return {batches, columns - batches * column_tiles, output_tile - columns * row_tiles};
@@ -132,10 +132,10 @@ int64_t OuterBatch(const Problem& problem);
 // Bytes of one rank's sums of an output tile in the workspace.
 size_t PartialTileBytes(const Problem& problem);
 
-// The most blocks for one output tile: the size of a cluster on every device with clusters.
+// The most CTAs for one output tile: the size of a cluster on every device with clusters.
 inline constexpr int kMaxSplit = 8;
 
-// The output tiles computed at a time, by the number of blocks for each; 0 if the device cannot run
+// The output tiles computed at a time, by the number of CTAs for each; 0 if the device cannot run
 // that many.
 struct Capacity {
   int64_t multiprocessors = 1;
@@ -143,11 +143,11 @@ struct Capacity {
   bool in_waves = false;              // whether further tiles may follow
 };
 
-Schedule MakeSchedule(const Problem& problem, const Capacity& capacity);
+SplitKSchedule MakeSchedule(const Problem& problem, const Capacity& capacity);
 
 // The capacity without clusters. `workspace` is the room for sums in bytes.
-//   blocks_per_sm  blocks on a multiprocessor at a time
-Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
+//   ctas_per_sm  CTAs on a multiprocessor at a time
+Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t ctas_per_sm,
                     size_t workspace);
 
 // The joint problem of one launch, with all output tiles. The problems need one batch, rows, depth
@@ -156,7 +156,7 @@ Problem JointProblem(std::span<const Problem> problems);
 // The output tiles of each problem, and their place among all.
 PartTiles PartTilesOf(std::span<const Problem> problems);
 // The schedule of one of the problems, given the joint one.
-Schedule PartSchedule(const Problem& problem, const Schedule& joint);
+SplitKSchedule PartSchedule(const Problem& problem, const SplitKSchedule& joint);
 
 // Why one launch cannot compute the problems, each with the weights as rhs.
 Status WhyNotJoint(std::span<const Problem> problems, const Device& device);

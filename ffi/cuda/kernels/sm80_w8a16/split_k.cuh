@@ -1,6 +1,6 @@
 // The split-K reduction of `sm80_w8a16`, and its epilogue.
 //
-//   sums of a rank      shared memory of its block, or the workspace: rows x columns float32
+//   sums of a rank      shared memory of its CTA, or the workspace: rows x columns float32
 //      [0]   [1]   [2] ...
 //        |  a warp takes one row, a lane four columns: a quad; the sums of all ranks, in order
 //   registers           four sums a lane
@@ -21,7 +21,7 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// The offset of a weight's scale and zero point, in the block's outer batch index.
+// The offset of a weight's scale and zero point, in the CTA's outer batch index.
 __device__ __forceinline__ int64_t WeightTile(const Arguments& a, int64_t b, int64_t column,
                                               int64_t k) {
   return a.epilogue.weight.tiles.At(b, column, k) + PastScales(a);
@@ -164,7 +164,7 @@ struct QuadOutputs {
 
 // The sums of the ranks of a cluster, in shared memory.
 struct ClusterSums {
-  uint32_t at;  // in the memory of this block
+  uint32_t at;  // in the memory of this CTA
 
   __device__ __forceinline__ float4 Load(int rank, int row, int column) const {
     return LoadFromRank(at + 4 * (row * kSumPitch + column), rank);
@@ -172,7 +172,7 @@ struct ClusterSums {
   __device__ __forceinline__ void Wait() const { ClusterWait(); }
 };
 
-// The sums of one block alone, in its shared memory.
+// The sums of one CTA alone, in its shared memory.
 struct BlockSums {
   const float* at;
 
@@ -246,7 +246,7 @@ struct SecondSums {
 };
 
 // Loads a word of each line of constants of an epilogue. The first access to a line waits for
-// memory, as the block does now for its first stage.
+// memory, as the CTA does now for its first stage.
 __device__ __forceinline__ void FetchEpilogue(const Arguments& a) {
   const Elementwise& ew = a.epilogue.elementwise;
   asm volatile("" ::"r"(static_cast<int>(ew.residual_plane.dtype)),
@@ -256,7 +256,7 @@ __device__ __forceinline__ void FetchEpilogue(const Arguments& a) {
 }
 
 // `StoreTile` of a gated launch. The outputs of both products, each rounded, are multiplied.
-__device__ __forceinline__ void StoreGatedTile(const Parts& parts, const BlockTile& tile,
+__device__ __forceinline__ void StoreGatedTile(const JointArguments& parts, const BlockTile& tile,
                                                int tile_rows, int first, int step,
                                                const ClusterSums& sums) {
   constexpr int kQuads = kTileColumns / 4;

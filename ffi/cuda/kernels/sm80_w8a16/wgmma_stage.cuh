@@ -18,7 +18,7 @@ namespace jaxfp8::cuda::w8a16 {
 
 template <class D, bool kMnMajor, bool kFullDecode>
 __device__ __forceinline__ void DecodeTwoSteps(const Codes& codes, int pair,
-                                               const ColumnParams& params, uint32_t sign_flip,
+                                               const ColumnFactors& params, uint32_t sign_flip,
                                                uint32_t (&fragments)[2][2][4]) {
 #pragma unroll
   for (int in_pair = 0; in_pair < 2; ++in_pair) {
@@ -40,7 +40,8 @@ __device__ __forceinline__ void InsertNaN(const Codes& codes, uint32_t (&fragmen
 // while the next pair is decoded.
 template <class D, DType kWide, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uint8_t* weights,
-                                                   uint32_t activations, const ColumnParams& params,
+                                                   uint32_t activations,
+                                                   const ColumnFactors& params,
                                                    Accumulators<kRowFragments>& acc) {
   constexpr int kHalfBytes = 8 * kRowFragments * 128;
 #pragma unroll 1

@@ -44,8 +44,8 @@ struct Weights {
   bool mn_major = false;   // [K, N]: stages have lines of N
   uint32_t picks[4] = {};  // for `PickBytes`: the codes of each register of a fragment
   RowTerms terms = RowTerms::kNone;
-  // Scales that change along K, and zero points; `blocks.scale` is null where scales do not.
-  StepScales blocks;
+  // Scales that change along K, and zero points; `step_scales.scale` is null where scales do not.
+  StepScales step_scales;
   int32_t fine_depth = 0, fine_blocks = 0;  // K of a fine scale, and their number along it
   const int32_t* zero_point = nullptr;
   // The 16-bit values [batches, lines, K].
@@ -54,7 +54,7 @@ struct Weights {
 };
 
 struct Arguments {
-  Schedule schedule;
+  TileSchedule schedule;
   const int32_t* group_sizes = nullptr;  // where there are groups
   StepScales lhs_scales, rhs_scales;
   ZeroPoints lhs_zeros, rhs_zeros;
@@ -62,7 +62,7 @@ struct Arguments {
   Epilogue epilogue;       // without its accumulators
   bool lhs_batched = false, rhs_batched = false, out_batched = false;
   Weights weights;               // beside 16-bit values
-  void* shared_units = nullptr;  // counters of the blocks, cleared before, then their sums
+  void* shared_units = nullptr;  // counters of the CTAs, cleared before, then their sums
   // Nothing but a cast follows the scaled sum; or, where it is scaled once, a bias for each column
   // and a cast.
   bool stores_directly = false;

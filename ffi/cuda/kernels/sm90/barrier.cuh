@@ -33,13 +33,13 @@ __device__ __forceinline__ void Expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Arrives at the barrier with the same address in a block of the cluster. Orders what this thread
+// Arrives at the barrier with the same address in a CTA of the cluster. Orders what this thread
 // read before, not what it wrote: a release for the cluster would be a fence of the whole device.
-__device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t block) {
+__device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t cta) {
   asm volatile(
       "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
       "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(barrier),
-      "r"(block)
+      "r"(cta)
       : "memory");
 }
 // Waits until the phase of this parity is complete.
@@ -76,10 +76,10 @@ __device__ __forceinline__ bool IsElected() {
   return elected != 0;
 }
 
-// Releases a stage: to this block, and to the other one of the pair.
-__device__ __forceinline__ void Release(uint32_t empty, uint32_t blocks) {
+// Releases a stage: to this CTA, and to the other one of the pair.
+__device__ __forceinline__ void Release(uint32_t empty, uint32_t ctas) {
   __syncwarp();
-  if (threadIdx.x % 32 < blocks) ArriveAt(empty, threadIdx.x % 32);
+  if (threadIdx.x % 32 < ctas) ArriveAt(empty, threadIdx.x % 32);
 }
 
 // Waits for the threads of a consumer warpgroup. Barriers are named by constants: a name in a
@@ -105,14 +105,14 @@ __device__ __forceinline__ void CopyTile(uint32_t to, const CUtensorMap* map, ui
       "l"(map), "r"(barrier), "r"(k), "r"(line), "r"(batch)
       : "memory");
 }
-// The same to every block of `blocks` (a bit each), at the same addresses.
-__device__ __forceinline__ void CopyTileTo(uint16_t blocks, uint32_t to, const CUtensorMap* map,
+// The same to every CTA of `ctas` (a bit each), at the same addresses.
+__device__ __forceinline__ void CopyTileTo(uint16_t ctas, uint32_t to, const CUtensorMap* map,
                                            uint32_t barrier, int32_t k, int32_t line,
                                            int32_t batch) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(k), "r"(line), "r"(batch)
+      "l"(map), "r"(barrier), "h"(ctas), "r"(k), "r"(line), "r"(batch)
       : "memory");
 }
 // Copies a box from shared memory to a tensor. What of the box is outside is not stored. The copies

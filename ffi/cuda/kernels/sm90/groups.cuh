@@ -1,4 +1,4 @@
-// Where the tiles of a block lie, with groups and without.
+// Where the tiles of a CTA lie, with groups and without.
 
 #pragma once
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ bool IsContracted(const Arguments& a) {
   return a.schedule.grouped.grouping == Grouping::kContracted;
 }
 
-// The tile of this block in a unit, without groups.
+// The tile of this CTA in a unit, without groups.
 template <typename L>
 __device__ __forceinline__ TileBounds BoundsOf(const Arguments& a, int32_t unit, int32_t rank) {
   const TileCoord tile = TileOf(a.schedule, unit, rank);

@@ -8,7 +8,7 @@
 //
 // Each entry, a group or a rest, consists of row units of its own, of which the last may have fewer
 // rows. Units of a group multiply and those of a rest store zeros. All that multiply come first, so
-// that blocks which take units in turn have about as much to do. A block meets its units in
+// that CTAs which take units in turn have about as much to do. A CTA meets its units in
 // ascending order, so it finds their entries by going through the sizes once.
 //
 // The contracted axis, lhs [M, K] and rhs [N, K], out [G, M, N]:
@@ -39,7 +39,7 @@ struct DepthRange {
   }
 };
 
-// A part of the output that a block computes: rows from `row` on and before `end`, of which there
+// A part of the output that a CTA computes: rows from `row` on and before `end`, of which there
 // may be none, or more than a tile has.
 struct TileBounds {
   int32_t batch = 0, row = 0, end = 0, column = 0;
@@ -53,8 +53,8 @@ struct GroupCursor {
   // that axis, the ones before it have.
   int32_t entry = 0, first_unit = 0, above = 0;
 
-  // The tile of a block in a unit; false where there is no such unit, nor any after it.
-  JAXFP8_HD bool Find(const Schedule& s, const int32_t* sizes, TileShape tile, int32_t unit,
+  // The tile of a CTA in a unit; false where there is no such unit, nor any after it.
+  JAXFP8_HD bool Find(const TileSchedule& s, const int32_t* sizes, TileShape tile, int32_t unit,
                       int32_t rank, TileBounds& bounds) {
     const Groups& g = s.grouped;
     JAXFP8_ROLLED
@@ -80,8 +80,9 @@ struct GroupCursor {
 
  private:
   // As `TileOf` does: columns slowest in groups of rows.
-  JAXFP8_HD void Place(const Schedule& s, TileShape tile, const EntryRows& rows, int32_t row_units,
-                       int32_t in_entry, int32_t rank, TileBounds& bounds) const {
+  JAXFP8_HD void Place(const TileSchedule& s, TileShape tile, const EntryRows& rows,
+                       int32_t row_units, int32_t in_entry, int32_t rank,
+                       TileBounds& bounds) const {
     const int32_t first = s.units_per_band.Quotient(in_entry) * s.band_rows;
     const int32_t in_rows = in_entry - first * s.column_units;
     const int32_t left = row_units - first, across = left < s.band_rows ? left : s.band_rows;

@@ -7,8 +7,8 @@ constexpr int64_t kOffsetAlignment = 256;
 
 int64_t RoundUp(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
-Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Problem& problem) {
-  Operand operand;
+TmaOperand OperandOf(const Side& side, const Side& other, int64_t lines, const Problem& problem) {
+  TmaOperand operand;
   operand.side = side;
   operand.lines = lines, operand.depth = problem.depth;
   operand.batches = side.batch_stride == 0 ? 1 : problem.batch;
@@ -25,28 +25,28 @@ Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Prob
 
 }  // namespace
 
-int64_t Operand::LineBytes() const { return SizeOf(side.dtype) * depth; }
+int64_t TmaOperand::LineBytes() const { return SizeOf(side.dtype) * depth; }
 
-int64_t Operand::LinePitch() const {
+int64_t TmaOperand::LinePitch() const {
   if (copied) return RoundUp(LineBytes(), kOperandAlignment);
   return SizeOf(side.dtype) * (mn_major ? side.depth_stride : side.free_stride);
 }
 
-int64_t Operand::BatchPitch() const {
+int64_t TmaOperand::BatchPitch() const {
   if (!copied && batches > 1) return SizeOf(side.dtype) * side.batch_stride;
   return (mn_major ? depth : lines) * LinePitch();
 }
 
-size_t Operand::CopiedBytes() const {
+size_t TmaOperand::CopiedBytes() const {
   return copied ? static_cast<size_t>(batches * lines * LinePitch()) : 0;
 }
 
-size_t Operand::SumsBytes() const {
+size_t TmaOperand::SumsBytes() const {
   return summed ? sizeof(int32_t) * static_cast<size_t>(batches * lines) : 0;
 }
 
-Operands OperandsOf(const Problem& problem) {
-  Operands operands;
+TmaOperands OperandsOf(const Problem& problem) {
+  TmaOperands operands;
   operands.lhs = OperandOf(problem.lhs, problem.rhs, problem.rows, problem);
   operands.rhs = OperandOf(problem.rhs, problem.lhs, problem.columns, problem);
   int64_t end = 0;
@@ -55,7 +55,7 @@ Operands OperandsOf(const Problem& problem) {
     if (bytes > 0) end = at + static_cast<int64_t>(bytes);
     return static_cast<size_t>(at);
   };
-  for (Operand* operand : {&operands.lhs, &operands.rhs}) {
+  for (TmaOperand* operand : {&operands.lhs, &operands.rhs}) {
     operand->at = take(operand->CopiedBytes());
     operand->sums_at = take(operand->SumsBytes());
   }
@@ -75,7 +75,7 @@ Problem WithWeightsOnLeft(const Problem& problem) {
   return HasWeightsOnRight(problem) ? Swapped(problem) : problem;
 }
 
-Status WhyNotWorkspace(const Operands& operands, size_t workspace) {
+Status WhyNotWorkspace(const TmaOperands& operands, size_t workspace) {
   if (workspace >= operands.workspace) return {};
   return "its workspace has " + std::to_string(workspace) + " bytes, but it needs " +
          std::to_string(operands.workspace);

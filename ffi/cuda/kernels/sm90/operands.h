@@ -17,7 +17,7 @@ inline constexpr int64_t kOperandAlignment = 16;
 // contiguous, or not aligned. Its lines are summed where the other side has zero points and the
 // sums are not given. 8-bit weights beside 16-bit values may be lines of N, too, and nothing is
 // summed for them.
-struct Operand {
+struct TmaOperand {
   Side side;
   int64_t lines = 0, depth = 0;  // depth: in elements
   int64_t batches = 1;           // 1 where every batch index shares it
@@ -32,12 +32,12 @@ struct Operand {
   size_t SumsBytes() const;
 };
 
-struct Operands {
-  Operand lhs, rhs;
+struct TmaOperands {
+  TmaOperand lhs, rhs;
   size_t workspace = 0;  // bytes of copies and sums
 };
 
-Operands OperandsOf(const Problem& problem);
+TmaOperands OperandsOf(const Problem& problem);
 
 // Whether one side has 8 bits, the weights, and the other one 16. Then the kernel has them on the
 // left, and computes the transposed output.
@@ -46,6 +46,6 @@ bool HasWeightsOnRight(const Problem& problem);
 Problem WithWeightsOnLeft(const Problem& problem);
 
 // Why the copies do not fit the workspace.
-Status WhyNotWorkspace(const Operands& operands, size_t workspace);
+Status WhyNotWorkspace(const TmaOperands& operands, size_t workspace);
 
 }  // namespace jaxfp8::cuda::sm90

@@ -12,7 +12,7 @@ namespace jaxfp8::cuda::sm90 {
 namespace {
 
 //   sums  of the lines, if they are given
-ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const int32_t* sums,
+ZeroPoints ZerosOf(const TmaOperand& operand, const int32_t* zero_point, const int32_t* sums,
                    const Buffers& buffers) {
   ZeroPoints zeros;
   if (operand.side.zero_point) zeros.zero_point = zero_point;
@@ -39,7 +39,7 @@ bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
                                    problem.columns * size}) == 16;
 }
 
-Status Copy(const Operand& operand, const void* values, const Buffers& buffers,
+Status Copy(const TmaOperand& operand, const void* values, const Buffers& buffers,
             cudaStream_t stream) {
   if (!operand.copied) return {};
   PackRequest request;
@@ -51,7 +51,7 @@ Status Copy(const Operand& operand, const void* values, const Buffers& buffers,
   return LaunchPack(request, values, static_cast<char*>(buffers.workspace) + operand.at, stream);
 }
 
-Status SumLines(const Operand& operand, const void* values, const Buffers& buffers,
+Status SumLines(const TmaOperand& operand, const void* values, const Buffers& buffers,
                 cudaStream_t stream) {
   if (!operand.summed) return {};
   auto* sums = static_cast<char*>(buffers.workspace) + operand.sums_at;
@@ -80,7 +80,7 @@ StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t
 }
 
 HopperPlan::HopperPlan(const Problem& problem, const Configuration& configuration,
-                       const Schedule& schedule, int32_t depth, const Device& device)
+                       const TileSchedule& schedule, int32_t depth, const Device& device)
     : problem_(problem),
       configuration_(configuration),
       schedule_(schedule),
@@ -91,7 +91,7 @@ HopperPlan::HopperPlan(const Problem& problem, const Configuration& configuratio
 Status HopperPlan::Prepare(size_t workspace) {
   JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, workspace));
   UseWorkspace(workspace);
-  blocks_ = BlocksOf(schedule_, multiprocessors_);
+  ctas_ = CtasOf(schedule_, multiprocessors_);
   kernel_ = KernelOf();
   if (!kernel_.function) return "there is no tile of this shape";
   // Without code for sm_90a the driver translates a kernel that does nothing.
@@ -118,7 +118,7 @@ Status HopperPlan::Run(const Buffers& buffers, cudaStream_t stream) const {
   return Launch(buffers, stream);
 }
 
-Status HopperPlan::Map(const Operand& operand, const void* values, const Buffers& buffers,
+Status HopperPlan::Map(const TmaOperand& operand, const void* values, const Buffers& buffers,
                        int box_lines, CUtensorMap& map) const {
   MappedOperand mapped;
   mapped.values =
@@ -186,7 +186,7 @@ Status HopperPlan::Launch(const Buffers& buffers, cudaStream_t stream) const {
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {2, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks_));
+  config.gridDim = dim3(static_cast<unsigned>(ctas_));
   config.blockDim = dim3(static_cast<unsigned>(kernel_.threads));
   config.dynamicSmemBytes = static_cast<size_t>(kernel_.shared_bytes);
   config.stream = stream;

@@ -26,8 +26,8 @@ class HopperPlan : public Plan {
 
  protected:
   //   depth  of a step
-  HopperPlan(const Problem& problem, const Configuration& configuration, const Schedule& schedule,
-             int32_t depth, const Device& device);
+  HopperPlan(const Problem& problem, const Configuration& configuration,
+             const TileSchedule& schedule, int32_t depth, const Device& device);
 
   virtual Kernel KernelOf() const = 0;
   // Sets what the kernel alone has.
@@ -41,13 +41,13 @@ class HopperPlan : public Plan {
 
   Problem problem_;
   Configuration configuration_;
-  Schedule schedule_;
-  int32_t depth_, multiprocessors_, blocks_ = 1;
-  Operands operands_;
+  TileSchedule schedule_;
+  int32_t depth_, multiprocessors_, ctas_ = 1;
+  TmaOperands operands_;
   Kernel kernel_;
 
  private:
-  Status Map(const Operand& operand, const void* values, const Buffers& buffers, int box_lines,
+  Status Map(const TmaOperand& operand, const void* values, const Buffers& buffers, int box_lines,
              CUtensorMap& map) const;
   Status MapOutput(const Arguments& arguments, CUtensorMap& map) const;
   Arguments ArgumentsFor(const Buffers& buffers) const;

@@ -23,13 +23,13 @@ struct Ring {
 };
 
 // Initialises the barriers of a CTA: of stages, and of chunks of scales.
-//   blocks  CTAs of the cluster
+//   ctas  of the cluster
 template <typename L>
-__device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
+__device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t ctas) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < L::kStages; ++i) {
       InitBarrier(shared + L::kFullAt + 8 * i, 1);
-      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * L::kConsumerWarps);
+      InitBarrier(shared + L::kEmptyAt + 8 * i, ctas * L::kConsumerWarps);
       if constexpr (requires { L::kLandedAt; }) InitBarrier(shared + L::kLandedAt + 8 * i, 1);
     }
     for (int i = 0; i < L::kChunks; ++i) {

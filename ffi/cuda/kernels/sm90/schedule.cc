@@ -11,7 +11,7 @@ namespace {
 constexpr double kCyclesPerTile = 2000;  // filling the ring; the epilogue
 // What a tile waits for the other one of its pair, which loads a part for it.
 constexpr double kPairCycles = 1000;
-// Rows of lhs that are finished before the next, so that a turn of the blocks is about square.
+// Rows of lhs that are finished before the next, so that a turn of the CTAs is about square.
 constexpr int32_t kBandRows = 2048;
 
 int64_t Divide(int64_t size, int64_t part) { return (size + part - 1) / part; }
@@ -23,12 +23,13 @@ int32_t ColumnsOfUnit(const Configuration& c) {
   return c.tile.columns * (c.pair == Pair::kSharesLhs ? 2 : 1);
 }
 
-int32_t BlocksOfUnit(Pair pair) { return pair == Pair::kNone ? 1 : 2; }
+int32_t CtasOfUnit(Pair pair) { return pair == Pair::kNone ? 1 : 2; }
 
 }  // namespace
 
-Schedule MakeSchedule(const Problem& problem, const Configuration& configuration, int32_t depth) {
-  Schedule s;
+TileSchedule MakeSchedule(const Problem& problem, const Configuration& configuration,
+                          int32_t depth) {
+  TileSchedule s;
   s.column_units = static_cast<int32_t>(Divide(problem.columns, ColumnsOfUnit(configuration)));
   s.steps = static_cast<int32_t>(Divide(problem.depth, depth));
   s.pair = configuration.pair;
@@ -52,8 +53,8 @@ Schedule MakeSchedule(const Problem& problem, const Configuration& configuration
   return s;
 }
 
-int32_t BlocksOf(const Schedule& schedule, int32_t multiprocessors) {
-  const int32_t each = BlocksOfUnit(schedule.pair);
+int32_t CtasOf(const TileSchedule& schedule, int32_t multiprocessors) {
+  const int32_t each = CtasOfUnit(schedule.pair);
   const int32_t units = schedule.share > 0 ? multiprocessors : schedule.units;
   return std::max(1, std::min(units, multiprocessors / each)) * each;
 }
@@ -72,8 +73,8 @@ Times TimesOf(const Problem& problem, const Configuration& c, int32_t depth, con
           kCyclesPerTile + waits};
 }
 
-double CyclesOf(const Schedule& s, const Times& t, int32_t multiprocessors) {
-  const int32_t at_once = std::max(1, multiprocessors / BlocksOfUnit(s.pair));
+double CyclesOf(const TileSchedule& s, const Times& t, int32_t multiprocessors) {
+  const int32_t at_once = std::max(1, multiprocessors / CtasOfUnit(s.pair));
   return static_cast<double>(Divide(s.units, at_once)) * (s.steps * t.step + t.tile);
 }
 

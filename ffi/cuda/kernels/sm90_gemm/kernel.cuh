@@ -1,6 +1,6 @@
 // A persistent, warp-specialised GEMM for sm_90a: out [M, N] = epilogue(lhs [M, K] * rhs [N, K]^T).
 //
-//   block, one on each multiprocessor
+//   CTA, one on each multiprocessor
 //     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
 //                   warp 1 sets values of other groups to zero                   mask.cuh
 //     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh, or
@@ -31,7 +31,7 @@ namespace jaxfp8::cuda::sm90 {
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensorMap* out,
                                               uint32_t shared, Parts<false> parts, uint32_t rank,
-                                              uint32_t blocks) {
+                                              uint32_t ctas) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kWarpgroupThreads / 32;
   const uint32_t kept = shared + L::kKeptAt + warp * kKeptBytes;
   Ring<L::kStages> ring;
@@ -52,9 +52,9 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     const int32_t steps = __reduce_max_sync(~0u, tile.sums ? part.end - part.first : 0);
     float total[L::kWgmmas][kColumns / 2];
     if constexpr (L::kScalesAfter) {
-      SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, blocks, ring, chunk);
+      SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, ctas, ring, chunk);
     } else {
-      MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, blocks, ring, chunk);
+      MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, ctas, ring, chunk);
     }
     if (HasGroups(a)) {
       RecallTile(kept, tile, cursor);
@@ -72,18 +72,18 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
 // The kernel.
 //   kRows, kColumns  of an output tile
 template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
-__global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThreads, 1)
+__global__ void __launch_bounds__(GemmLayout<kRows, kColumns, kScaling>::kThreads, 1)
     Sm90Gemm(const __grid_constant__ Arguments a, const __grid_constant__ CUtensorMap lhs,
              const __grid_constant__ CUtensorMap rhs, const __grid_constant__ CUtensorMap out) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using L = BlockLayout<kRows, kColumns, kScaling>;
+  using L = GemmLayout<kRows, kColumns, kScaling>;
   extern __shared__ uint8_t shared_memory[];
   const uint32_t shared = FirstTile(shared_memory);
-  const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
-  InitBarriers<L>(shared, blocks);
+  const uint32_t ctas = CtasInCluster(), rank = CtaInCluster();
+  InitBarriers<L>(shared, ctas);
   SynchronizeCluster();
-  const Parts<false> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
-                           static_cast<int32_t>(gridDim.x / blocks));
+  const Parts<false> parts(a.schedule, static_cast<int32_t>(blockIdx.x / ctas),
+                           static_cast<int32_t>(gridDim.x / ctas));
   constexpr bool kMovesRegisters = L::kConsumerWarpgroups == 2;
   const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
   if (warp < kWarpgroupThreads / 32) {
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     if constexpr (kMovesRegisters) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
     }
-    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, &out, shared, parts, rank, blocks);
+    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, &out, shared, parts, rank, ctas);
   }
-  // A block may be written to, and its barriers arrived at, until the other one is done.
+  // A CTA may be written to, and its barriers arrived at, until the other one is done.
   __syncwarp();
   SynchronizeCluster();
 #endif
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
 
 template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
 Kernel KernelOf() {
-  using L = BlockLayout<kRows, kColumns, kScaling>;
+  using L = GemmLayout<kRows, kColumns, kScaling>;
   return {Sm90Gemm<kLhs, kRhs, kScaling, kRows, kColumns>, L::kThreads, L::kSharedBytes,
           L::kHasBoxes};
 }

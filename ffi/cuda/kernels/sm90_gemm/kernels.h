@@ -1,4 +1,4 @@
-// The instances of the kernel of `sm90_gemm`.
+// The instances of the kernel of `sm90_gemm`: CMakeLists.txt lists them.
 
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// The kernel for a tile shape, or one without a function.
-Kernel E4M3Kernel(DType rhs, Scaling scaling, TileShape tile);
-Kernel E5M2Kernel(DType rhs, Scaling scaling, TileShape tile);
-Kernel Float8SumsKernel(DType lhs, DType rhs, TileShape tile);  // scaled after all of K
-Kernel S8Kernel(DType rhs, TileShape tile);
-Kernel U8Kernel(DType rhs, TileShape tile);
+// The kernel for a pair of types and a tile shape, or one without a function: of FP8 with scales
+// that change along K, and of what is scaled after all of K.
+template <DType kLhs, DType kRhs>
+Kernel KernelFor(Scaling scaling, TileShape tile);
+template <DType kLhs, DType kRhs>
+Kernel SumKernelFor(TileShape tile);
 
 }  // namespace jaxfp8::cuda::sm90

@@ -25,7 +25,7 @@ inline constexpr int kLineFields = 4;  // of a line, where sums are scaled after
 
 // What follows from the shape of a tile.
 template <int kRows, int kColumns, Scaling kScaling>
-struct BlockLayout {
+struct GemmLayout {
   static constexpr int kConsumerWarpgroups = kRows >= 2 * kWgmmaRows ? 2 : 1;
   static constexpr int kWgmmas = kRows / kWgmmaRows / kConsumerWarpgroups;  // of a warpgroup
   static constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;

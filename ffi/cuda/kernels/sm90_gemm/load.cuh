@@ -1,4 +1,4 @@
-// The producer warpgroup of a block: it fills what has become empty.
+// The producer warpgroup of a CTA: it fills what has become empty.
 //
 //   global                                           shared memory
 //   lhs [M, K], lines of K --- warp 0, one thread -> stage: tile rows x 128 bytes, swizzled

@@ -1,4 +1,4 @@
-// The masking warp of a block, where the contracted axis comes in groups. A step has 128 values of
+// The masking warp of a CTA, where the contracted axis comes in groups. A step has 128 values of
 // a line, and the first and the last step of a group may have values of other groups. The warp
 // waits until such a stage has landed, and sets these values to zero on both sides, since zero
 // times NaN is NaN. Then the stage is full.

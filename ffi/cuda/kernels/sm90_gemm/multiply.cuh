@@ -81,7 +81,7 @@ struct ThreadScales {
 // wave needs besides is computed while its wgmma run.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWgmmas][kColumns / 2],
-                                               uint32_t shared, int32_t steps, uint32_t blocks,
+                                               uint32_t shared, int32_t steps, uint32_t ctas,
                                                Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
   constexpr int kRows = L::kTileRows, kWgmmaBytes = kWgmmaRows * kStepDepth;
   const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWgmmas][kColum
       }
       WgmmaWait<0>();
       PinAccumulators(acc);
-      if (w == L::kWgmmas - 1) Release(empty, blocks);
+      if (w == L::kWgmmas - 1) Release(empty, ctas);
       AddScaled<L, kColumns>(total[w], acc, of_thread.rows[w], of_thread.parts, columns);
     }
     if (step % kChunkSteps == kChunkSteps - 1 || step == steps - 1) {

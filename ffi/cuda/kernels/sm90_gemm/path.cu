@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm90/plan.h"
 #include "cuda/kernels/sm90_gemm/kernels.h"
 #include "cuda/kernels/sm90_gemm/path.h"
@@ -25,20 +26,32 @@ class GemmPlan final : public HopperPlan {
 
  private:
   Kernel KernelOf() const override {
-    const DType lhs = problem_.lhs.dtype, rhs = problem_.rhs.dtype;
-    const TileShape tile = configuration_.tile;
-    if (IsFloat8(lhs) && SumsFirst(problem_)) return Float8SumsKernel(lhs, rhs, tile);
+    return IsInt8(problem_.lhs.dtype) ? Int8Kernel() : Float8Kernel();
+  }
+
+  Kernel Int8Kernel() const {
+    return ForTypes<DType::kS8, DType::kU8>(
+        [&]<DType kLhs, DType kRhs>() { return SumKernelFor<kLhs, kRhs>(configuration_.tile); });
+  }
+
+  Kernel Float8Kernel() const {
     const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
-    switch (lhs) {
-      case DType::kS8:
-        return S8Kernel(rhs, tile);
-      case DType::kU8:
-        return U8Kernel(rhs, tile);
-      case DType::kE4M3:
-        return E4M3Kernel(rhs, scaling, tile);
-      default:
-        return E5M2Kernel(rhs, scaling, tile);
-    }
+    return ForTypes<DType::kE4M3, DType::kE5M2>([&]<DType kLhs, DType kRhs>() {
+      if constexpr (kLhs == DType::kE4M3 || kRhs == DType::kE4M3) {
+        if (SumsFirst(problem_)) return SumKernelFor<kLhs, kRhs>(configuration_.tile);
+      }
+      return KernelFor<kLhs, kRhs>(scaling, configuration_.tile);
+    });
+  }
+
+  // What `kernel` returns for the types of both sides.
+  template <DType... kTypes, typename F>
+  Kernel ForTypes(F kernel) const {
+    return Visit<kTypes...>(problem_.lhs.dtype, Kernel{}, [&]<DType kLhs>() {
+      return Visit<kTypes...>(problem_.rhs.dtype, Kernel{}, [&]<DType kRhs>() {
+        return kernel.template operator()<kLhs, kRhs>();
+      });
+    });
   }
 
   void Complete(const Buffers&, Arguments&) const override {}

@@ -27,7 +27,7 @@ using Sum = std::conditional_t<IsInt8(kLhs), int32_t, float>;
 // The sums of one tile over all of K.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWgmmas][kColumns / 2],
-                                             uint32_t shared, int32_t steps, uint32_t blocks,
+                                             uint32_t shared, int32_t steps, uint32_t ctas,
                                              Ring<L::kStages>& ring) {
   constexpr int kWgmmaBytes = kWgmmaRows * kStepDepth, kDescriptorStep = 32 >> 4;
   const int32_t warpgroup =
@@ -57,13 +57,13 @@ __device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWgmmas][kColum
     }
     WgmmaCommit();
     WgmmaWait<1>();
-    if (step > 0) Release(previous, blocks);
+    if (step > 0) Release(previous, ctas);
     previous = shared + L::kEmptyAt + 8 * ring.stage;
   }
   WgmmaWait<0>();
 #pragma unroll
   for (int w = 0; w < L::kWgmmas; ++w) PinAccumulators(acc[w]);
-  Release(previous, blocks);
+  Release(previous, ctas);
 }
 
 // Two neighbouring fields.
@@ -117,7 +117,7 @@ __device__ __forceinline__ void ScaleSums(const Sum (&acc)[kColumns / 2], uint32
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void SumThenScale(const Arguments& a,
                                              float (&total)[L::kWgmmas][kColumns / 2],
-                                             uint32_t shared, int32_t steps, uint32_t blocks,
+                                             uint32_t shared, int32_t steps, uint32_t ctas,
                                              Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
   constexpr int kRows = L::kTileRows;
   if (steps == 0) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void SumThenScale(const Arguments& a,
     return;
   }
   Sum<kLhs> acc[L::kWgmmas][kColumns / 2];
-  MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, steps, blocks, ring);
+  MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, steps, ctas, ring);
   const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
   const int32_t row = consumer_thread / kWarpgroupThreads * L::kWgmmas * kWgmmaRows +
                       consumer_thread % kWarpgroupThreads / 32 * kWarpRows +

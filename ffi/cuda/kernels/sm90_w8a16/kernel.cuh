@@ -38,13 +38,13 @@ namespace jaxfp8::cuda::sm90 {
 template <typename L, DType kWeight, DType kWide>
 __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensorMap* out,
                                               uint32_t shared, Parts<true> parts, uint32_t rank,
-                                              uint32_t blocks) {
+                                              uint32_t ctas) {
   constexpr int kColumns = L::kTileColumns;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kWarpgroupThreads / 32;
   const uint32_t kept = shared + L::kKeptAt + warp * kKeptBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
-  BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
+  ScaleBlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
   GroupCursor cursor;
   Part part;
 #pragma unroll 1
@@ -56,7 +56,7 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     KeepTile(kept, tile, cursor);
     float total[L::kWgmmas][kColumns / 2];
     if (__any_sync(~0u, tile.sums)) {
-      if (!SumWeights<L, kWeight, kWide, kColumns>(a, part, tile, kept, total, shared, blocks, ring,
+      if (!SumWeights<L, kWeight, kWide, kColumns>(a, part, tile, kept, total, shared, ctas, ring,
                                                    chunk)) {
         continue;
       }
@@ -76,18 +76,18 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
 // The kernel.
 //   kRows, kColumns  of a tile
 template <DType kWeight, DType kWide, int kRows, int kColumns>
-__global__ void __launch_bounds__(WeightsLayout<kRows, kColumns>::kThreads, 1)
+__global__ void __launch_bounds__(W8A16Layout<kRows, kColumns>::kThreads, 1)
     Sm90W8A16(const __grid_constant__ Arguments a, const __grid_constant__ CUtensorMap lhs,
               const __grid_constant__ CUtensorMap rhs, const __grid_constant__ CUtensorMap out) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using L = WeightsLayout<kRows, kColumns>;
+  using L = W8A16Layout<kRows, kColumns>;
   extern __shared__ uint8_t shared_memory[];
   const uint32_t shared = FirstTile(shared_memory);
-  const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
-  InitBarriers<L>(shared, blocks);
+  const uint32_t ctas = CtasInCluster(), rank = CtaInCluster();
+  InitBarriers<L>(shared, ctas);
   SynchronizeCluster();
-  const Parts<true> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
-                          static_cast<int32_t>(gridDim.x / blocks));
+  const Parts<true> parts(a.schedule, static_cast<int32_t>(blockIdx.x / ctas),
+                          static_cast<int32_t>(gridDim.x / ctas));
   static_assert(L::kConsumerWarpgroups == 2);
   const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
   if (warp < kWarpgroupThreads / 32) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(WeightsLayout<kRows, kColumns>::kThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
-    MultiplyTiles<L, kWeight, kWide>(a, &out, shared, parts, rank, blocks);
+    MultiplyTiles<L, kWeight, kWide>(a, &out, shared, parts, rank, ctas);
   }
   // A CTA may be written to, and its barriers arrived at, until the other one is done.
   __syncwarp();
@@ -114,7 +114,7 @@ template <DType kWeight, DType kWide, int... kShapes>
 Kernel WeightsKernelOfShape(TileShape tile, std::integer_sequence<int, kShapes...>) {
   Kernel kernel;
   const auto take = [&]<int kRows, int kColumns>(std::integer_sequence<int, kRows, kColumns>) {
-    using L = WeightsLayout<kRows, kColumns>;
+    using L = W8A16Layout<kRows, kColumns>;
     kernel = {Sm90W8A16<kWeight, kWide, kRows, kColumns>, L::kThreads, L::kSharedBytes, true};
     return true;
   };
@@ -125,8 +125,6 @@ Kernel WeightsKernelOfShape(TileShape tile, std::integer_sequence<int, kShapes..
   return kernel;
 }
 
-// The kernel for a tile shape, or one without a function.
-//   wide  of the values: bfloat16 or float16
 template <DType kWeight>
 Kernel WeightsKernelFor(DType wide, TileShape tile) {
   constexpr auto kAll = std::make_integer_sequence<int, std::size(kMixedTileShapes)>{};

@@ -1,4 +1,4 @@
-// The instances of the W8A16 kernel.
+// The instances of the W8A16 kernel: CMakeLists.txt lists them.
 
 #pragma once
 
@@ -6,10 +6,9 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// The kernel for weights of a type, `wide` values of 16 bits and a tile shape; or one without a
-// function.
-Kernel E4M3WeightsKernel(DType wide, TileShape tile);
-Kernel E5M2WeightsKernel(DType wide, TileShape tile);
-Kernel S8WeightsKernel(DType wide, TileShape tile);
+// The kernel for weights of a type and a tile shape, or one without a function.
+//   wide  of the values: bfloat16 or float16
+template <DType kWeight>
+Kernel WeightsKernelFor(DType wide, TileShape tile);
 
 }  // namespace jaxfp8::cuda::sm90

@@ -14,7 +14,7 @@ inline constexpr int kTransposedBuffers = 3;
 
 // What follows from the shape of a tile.
 template <int kRows, int kColumns>
-struct WeightsLayout {
+struct W8A16Layout {
   static constexpr int kConsumerWarpgroups = kRows >= 2 * kWgmmaRows ? 2 : 1;
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
   static constexpr int kWgmmas = kRows / kWgmmaRows / kConsumerWarpgroups;  // of a warpgroup

@@ -1,10 +1,9 @@
 // The producer warpgroup of a CTA: it fills stages that have become empty.
 //
 //   global                                             shared memory
-//   weights [N, K] or [K, N]  --- warp 0, one    ->    stage: 64 of K: [rows][64 bytes], or a box
-//   of
-//                                 thread (TMA)                [64 of K][64 rows] for each wave
-//   values [M, K], 16 bits    ---                ->           [columns][128 bytes]; all swizzled
+//   weights [N, K] or [K, N]  --- warp 0, one    ->    stage, 64 of K: [rows][64 bytes], or
+//                                 thread (TMA)               a box [64 of K][64 rows] for each wave
+//   values [M, K], 16 bits    ---                ->        [columns][128 bytes]; all swizzled
 //   scales of whole lines     --- warps 2, 3     ->    chunk of a tile: [rows], then [columns]
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
@@ -20,7 +19,7 @@
 namespace jaxfp8::cuda::sm90 {
 
 // Copies weights [K, N]: a box of 64 lines of 64 bytes for each wave. Of a pair that shares them
-// each block copies half for both.
+// each CTA copies half for both.
 template <typename L>
 __device__ __forceinline__ void CopyLinesOfN(Pair pair, uint32_t to, const CUtensorMap* lhs,
                                              uint32_t full, int32_t k, int32_t row, int32_t batch,
@@ -89,7 +88,7 @@ __device__ void LoadLineScales(const Arguments& a, uint32_t shared, Parts<true> 
   TileBounds tile;
 #pragma unroll 1
   while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
-    if (part.first > 0) continue;  // another block finishes the tile
+    if (part.first > 0) continue;  // another CTA finishes the tile
     const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
     WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1

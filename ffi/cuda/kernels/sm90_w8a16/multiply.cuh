@@ -18,17 +18,18 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// The two warpgroups of a block take turns at the tensor cores, a block of scales each, where sums
+// The two warpgroups of a CTA take turns at the tensor cores, a block of scales each, where sums
 // are scaled in between. Else both would scale at the same time. Nothing else uses their barriers.
-struct BlockTurns {
+struct ScaleBlockTurns {
   int32_t warpgroup;
   bool on;
 
   // A warpgroup may be ahead of the other one by the stages of a turn, not by more than the ring
   // has.
-  __device__ __forceinline__ BlockTurns(const Weights& weights, int32_t of_warpgroup)
+  __device__ __forceinline__ ScaleBlockTurns(const Weights& weights, int32_t of_warpgroup)
       : warpgroup(of_warpgroup),
-        on(weights.terms == RowTerms::kScales && weights.blocks.steps_per_scale.divisor <= 2) {}
+        on(weights.terms == RowTerms::kScales && weights.step_scales.steps_per_scale.divisor <= 2) {
+  }
   __device__ __forceinline__ void Begin() const {
     if (warpgroup == 1) Pass();
   }
@@ -63,8 +64,8 @@ __device__ __forceinline__ void Clear(float (&acc)[kWgmmas][kCount]) {
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms>
 struct WeightsLoop {
   static constexpr int kColumns = L::kTileColumns;
-  uint32_t shared, blocks;
-  BlockTurns turns;
+  uint32_t shared, ctas;
+  ScaleBlockTurns turns;
   CodePlaces places;
   uint64_t first_rhs;
   Ring<L::kStages>& ring;
@@ -122,7 +123,7 @@ struct WeightsLoop {
         } else {
           WgmmaWait<2>();
         }
-        if (i == 1 && step > 0) Release(empty[step - 1], blocks);
+        if (i == 1 && step > 0) Release(empty[step - 1], ctas);
         if (i < kFragments - 1) {
           DecodeFragment<L, kWeight, kWide, kTerms>(codes[i + 1], (i + 1) / kFineFragments, rows,
                                                     fragments[next], flags);
@@ -133,7 +134,7 @@ struct WeightsLoop {
     }
     // Without this ptxas takes fragments for ones that may be in use, and waits for every wgmma.
     WgmmaWait<0>();
-    Release(empty[kSteps - 1], blocks);
+    Release(empty[kSteps - 1], ctas);
   }
 };
 
@@ -143,25 +144,26 @@ template <typename L, DType kWeight, DType kWide, RowTerms kTerms, int kColumns>
 __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& part,
                                                 const TileBounds& tile, uint32_t kept,
                                                 float (&acc)[L::kWgmmas][kColumns / 2],
-                                                uint32_t shared, uint32_t blocks,
+                                                uint32_t shared, uint32_t ctas,
                                                 Ring<L::kStages>& ring) {
   const Weights& weights = a.weights;
   const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1;
   WeightRows<L, kWeight, kWide, kTerms> rows(weights, tile.batch, tile.column);
-  const auto of_block = static_cast<int32_t>(weights.blocks.steps_per_scale.divisor);
-  int32_t block = weights.blocks.steps_per_scale.Quotient(part.first);
+  const auto of_block = static_cast<int32_t>(weights.step_scales.steps_per_scale.divisor);
+  int32_t block = weights.step_scales.steps_per_scale.Quotient(part.first);
   float change[2 * L::kWgmmas];
   rows.Fetch(block);
   bool exceeds = rows.Next(change);
   Clear(acc);
-  WeightsLoop<L, kWeight, kWide, kTerms> loop{shared,
-                                              blocks,
-                                              BlockTurns(weights, __shfl_sync(~0u, warpgroup, 0)),
-                                              CodePlaces::Of<L>(shared, weights.mn_major),
-                                              SwizzledMatrixDescriptor(shared + L::kRhsAt),
-                                              ring,
-                                              acc,
-                                              rows};
+  WeightsLoop<L, kWeight, kWide, kTerms> loop{
+      shared,
+      ctas,
+      ScaleBlockTurns(weights, __shfl_sync(~0u, warpgroup, 0)),
+      CodePlaces::Of<L>(shared, weights.mn_major),
+      SwizzledMatrixDescriptor(shared + L::kRhsAt),
+      ring,
+      acc,
+      rows};
 #pragma unroll 1
   for (int32_t step = part.first;;) {
     loop.Begin(0);
@@ -203,15 +205,15 @@ template <typename L, DType kWeight, DType kWide, int kColumns>
 __device__ __forceinline__ void MultiplyFine(const Arguments& a, const Part& part,
                                              const TileBounds& tile,
                                              float (&acc)[L::kWgmmas][kColumns / 2],
-                                             uint32_t shared, uint32_t blocks,
+                                             uint32_t shared, uint32_t ctas,
                                              Ring<L::kStages>& ring) {
   constexpr RowTerms kTerms = RowTerms::kFine;
   const Weights& weights = a.weights;
   WeightRows<L, kWeight, kWide, kTerms> rows(weights, tile.batch, tile.column, part.first);
   Clear(acc);
   WeightsLoop<L, kWeight, kWide, kTerms> loop{shared,
-                                              blocks,
-                                              BlockTurns(weights, 0),
+                                              ctas,
+                                              ScaleBlockTurns(weights, 0),
                                               CodePlaces::Of<L>(shared, weights.mn_major),
                                               SwizzledMatrixDescriptor(shared + L::kRhsAt),
                                               ring,
@@ -272,15 +274,15 @@ __device__ __forceinline__ void ScaleWave(float (&acc)[kColumns / 2], const floa
   }
 }
 
-// total = the scaled sums of a tile. Returns false, and no sums, where another block finishes it.
+// total = the scaled sums of a tile. Returns false, and no sums, where another CTA finishes it.
 //   kept  as above
 template <typename L, DType kWeight, DType kWide, int kColumns>
 __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
                                            const TileBounds& tile, uint32_t kept,
                                            float (&total)[L::kWgmmas][kColumns / 2],
-                                           uint32_t shared, uint32_t blocks, Ring<L::kStages>& ring,
+                                           uint32_t shared, uint32_t ctas, Ring<L::kStages>& ring,
                                            Ring<L::kChunks>& chunk) {
-  MultiplyTerms<L, kWeight, kWide, kColumns>(a, part, tile, kept, total, shared, blocks, ring);
+  MultiplyTerms<L, kWeight, kWide, kColumns>(a, part, tile, kept, total, shared, ctas, ring);
   const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
   const int32_t warpgroup = __shfl_sync(~0u, consumer_thread / kWarpgroupThreads, 0);
   if (!ShareSums<L>(a, part, total, warpgroup)) return false;

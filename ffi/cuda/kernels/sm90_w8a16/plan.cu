@@ -41,20 +41,20 @@ class MixedPlan final : public HopperPlan {
     const DType wide = problem_.rhs.dtype;
     switch (problem_.lhs.dtype) {
       case DType::kE4M3:
-        return E4M3WeightsKernel(wide, configuration_.tile);
+        return WeightsKernelFor<DType::kE4M3>(wide, configuration_.tile);
       case DType::kE5M2:
-        return E5M2WeightsKernel(wide, configuration_.tile);
+        return WeightsKernelFor<DType::kE5M2>(wide, configuration_.tile);
       default:
-        return S8WeightsKernel(wide, configuration_.tile);
+        return WeightsKernelFor<DType::kS8>(wide, configuration_.tile);
     }
   }
 
   Problem Stored() const override { return Swapped(problem_); }
 
-  // Has blocks share units if the workspace has room for their sums. It holds nothing else then:
+  // Has CTAs share units if the workspace has room for their sums. It holds nothing else then:
   // operands are not copied.
   void UseWorkspace(size_t workspace) override {
-    Schedule shared = schedule_;
+    TileSchedule shared = schedule_;
     ShareUnits(problem_, configuration_, multiprocessors_, shared);
     const size_t bytes = SharedUnitsBytes(shared, configuration_.tile, multiprocessors_);
     if (bytes <= workspace) schedule_ = shared, shared_bytes_ = bytes;
@@ -66,7 +66,7 @@ class MixedPlan final : public HopperPlan {
       return "it was planned for a workspace of " + std::to_string(shared_bytes_) +
              " bytes and got " + std::to_string(buffers.workspace_bytes);
     }
-    return CudaError(cudaMemsetAsync(buffers.workspace, 0, blocks_ * kCounterBytes, stream),
+    return CudaError(cudaMemsetAsync(buffers.workspace, 0, ctas_ * kCounterBytes, stream),
                      "cudaMemsetAsync");
   }
 
@@ -77,16 +77,16 @@ class MixedPlan final : public HopperPlan {
     Weights& w = a.weights;
     w.dtype = lhs.dtype, w.mn_major = operands_.lhs.mn_major;
     PickCodes(w.mn_major, w.picks);
-    w.blocks = ScalesOf(lhs, buffers.lhs_scale, problem_.rows, schedule_.steps, kMixedDepth);
-    if (!lhs.scale && !lhs.zero_point) w.blocks.steps_per_scale = Divisor(schedule_.steps);
+    w.step_scales = ScalesOf(lhs, buffers.lhs_scale, problem_.rows, schedule_.steps, kMixedDepth);
+    if (!lhs.scale && !lhs.zero_point) w.step_scales.steps_per_scale = Divisor(schedule_.steps);
     if (lhs.tiles.ConstantAlongDepth()) {
-      w.blocks.scale = nullptr;
+      w.step_scales.scale = nullptr;
     } else {
       a.lhs_scales.scale = nullptr;
     }
     if (lhs.zero_point) w.zero_point = buffers.lhs_zero_point;
     if (lhs.zero_point || lhs.dtype == DType::kU8) w.terms = RowTerms::kZeros;  // uint8 - 128
-    if (w.blocks.scale) w.terms = RowTerms::kScales;
+    if (w.step_scales.scale) w.terms = RowTerms::kScales;
     if (HasFineScales(lhs)) {
       w.terms = RowTerms::kFine;
       w.fine_depth = static_cast<int32_t>(lhs.tiles.tile_depth);
@@ -98,7 +98,7 @@ class MixedPlan final : public HopperPlan {
   }
 
   bool swapped_;
-  size_t shared_bytes_ = 0;  // of the workspace, where blocks share units
+  size_t shared_bytes_ = 0;  // of the workspace, where CTAs share units
 };
 
 }  // namespace

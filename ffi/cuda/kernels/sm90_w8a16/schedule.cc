@@ -13,7 +13,7 @@ namespace {
 // 128 x 256 takes 43 us with K = 4096, one of 256 x 128 53 us, one of 128 x 128 34 us.
 constexpr double kProductsPerCycle = 2048, kNarrow = 1.3, kSmall = 1.6;
 constexpr int32_t kWideColumns = 256;
-// The factor for groups of 16-bit values, whose tiles of 256 overlap: blocks load the same lines at
+// The factor for groups of 16-bit values, whose tiles of 256 overlap: CTAs load the same lines at
 // the same time. On an H200 64 groups of 192 on average take 374 us by tiles of 256 x 128 and 413
 // by those of 128 x 256, with K = 4096; 8 groups of 1024 take 791 and 672, with K = 7168.
 constexpr double kGroupedWide = 1.15;
@@ -33,29 +33,29 @@ Times MixedTimes(const Problem& problem, const Configuration& c) {
 }
 
 // The units that are shared: those of the last turn, which is not full, and of the one before.
-int32_t SharedUnits(const Schedule& s, int32_t blocks) {
-  const int32_t left = s.units % blocks;
-  return left == 0 ? 0 : std::min(s.units, left + blocks);
+int32_t SharedUnits(const TileSchedule& s, int32_t ctas) {
+  const int32_t left = s.units % ctas;
+  return left == 0 ? 0 : std::min(s.units, left + ctas);
 }
 
 // The estimated time with shared units.
-double CyclesShared(const Schedule& s, const Times& t, TileShape tile, int32_t blocks) {
-  const int32_t shared = SharedUnits(s, blocks);
-  const double whole = (s.units - shared) / blocks;
-  const double steps = static_cast<double>(Divide(int64_t{shared} * s.steps, blocks));
+double CyclesShared(const TileSchedule& s, const Times& t, TileShape tile, int32_t ctas) {
+  const int32_t shared = SharedUnits(s, ctas);
+  const double whole = (s.units - shared) / ctas;
+  const double steps = static_cast<double>(Divide(int64_t{shared} * s.steps, ctas));
   const double share = kShareCycles + kShareCyclesPerOutput * tile.rows * tile.columns;
   return whole * (s.steps * t.step + t.tile) + steps * t.step + 2 * t.tile + share;
 }
 
 // How many units of groups there are is known on the device alone, so they are not shared.
-bool MayShare(const Problem& problem, const Configuration& c, const Schedule& s, int32_t blocks) {
-  const int64_t steps = int64_t{SharedUnits(s, blocks)} * s.steps;
+bool MayShare(const Problem& problem, const Configuration& c, const TileSchedule& s, int32_t ctas) {
+  const int64_t steps = int64_t{SharedUnits(s, ctas)} * s.steps;
   return problem.grouping == Grouping::kNone && c.pair == Pair::kNone && steps > 0 &&
          steps <= kMaxSharedSteps;
 }
 
 // The estimated time of groups of values, whose sizes are random: each ends in the middle of a
-// tile, and the last turn of the blocks may have few.
+// tile, and the last turn of the CTAs may have few.
 double CyclesOfGroups(const Problem& problem, TileShape tile, int32_t multiprocessors) {
   const auto columns = static_cast<double>(problem.columns);
   const double groups = std::max(1.0, std::min(columns, static_cast<double>(problem.batch)));
@@ -69,7 +69,7 @@ double CyclesOfGroups(const Problem& problem, TileShape tile, int32_t multiproce
 
 }  // namespace
 
-Schedule MakeMixedSchedule(const Problem& problem, const Configuration& configuration) {
+TileSchedule MakeMixedSchedule(const Problem& problem, const Configuration& configuration) {
   if (!GroupsRows(problem) || HasWeightsOnRight(problem)) {
     return MakeSchedule(problem, configuration, kMixedDepth);
   }
@@ -78,19 +78,19 @@ Schedule MakeMixedSchedule(const Problem& problem, const Configuration& configur
                       kMixedDepth);
 }
 
-void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t blocks,
-                Schedule& s) {
-  if (!MayShare(problem, configuration, s, blocks)) return;
+void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t ctas,
+                TileSchedule& s) {
+  if (!MayShare(problem, configuration, s, ctas)) return;
   const Times times = MixedTimes(problem, configuration);
-  if (CyclesShared(s, times, configuration.tile, blocks) >= CyclesOf(s, times, blocks)) return;
-  const int32_t shared = SharedUnits(s, blocks);
+  if (CyclesShared(s, times, configuration.tile, ctas) >= CyclesOf(s, times, ctas)) return;
+  const int32_t shared = SharedUnits(s, ctas);
   s.whole_units = s.units - shared;
-  s.share = static_cast<int32_t>(Divide(int64_t{shared} * s.steps, blocks));
+  s.share = static_cast<int32_t>(Divide(int64_t{shared} * s.steps, ctas));
 }
 
 double CyclesOfMixed(const Problem& problem, const Configuration& configuration,
                      int32_t multiprocessors) {
-  const Schedule s = MakeMixedSchedule(problem, configuration);
+  const TileSchedule s = MakeMixedSchedule(problem, configuration);
   const Times times = MixedTimes(problem, configuration);
   const double alone = CyclesOf(s, times, multiprocessors);
   if (!MayShare(problem, configuration, s, multiprocessors)) return alone;
@@ -114,9 +114,9 @@ Configuration ChooseMixed(const Problem& given, int32_t multiprocessors) {
   return best;
 }
 
-size_t SharedUnitsBytes(const Schedule& schedule, TileShape tile, int32_t blocks) {
+size_t SharedUnitsBytes(const TileSchedule& schedule, TileShape tile, int32_t ctas) {
   if (schedule.share == 0) return 0;
-  return static_cast<size_t>(blocks) *
+  return static_cast<size_t>(ctas) *
          (kCounterBytes + sizeof(float) * static_cast<size_t>(tile.rows) * tile.columns);
 }
 

@@ -17,11 +17,11 @@ inline constexpr TileShape kMixedTileShapes[] = {{128, 256}, {256, 128}, {128, 1
 
 // The tiles of the launch. With groups of rows they are those of the output, whose rows are values;
 // else of the transposed one. The weights may be on either side.
-Schedule MakeMixedSchedule(const Problem& problem, const Configuration& configuration);
+TileSchedule MakeMixedSchedule(const Problem& problem, const Configuration& configuration);
 
-// Shares units among so many blocks, where that is estimated to be faster.
-void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t blocks,
-                Schedule& schedule);
+// Shares units among so many CTAs, where that is estimated to be faster.
+void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t ctas,
+                TileSchedule& schedule);
 
 // The configuration with the shortest estimated time.
 Configuration ChooseMixed(const Problem& problem, int32_t multiprocessors);
@@ -30,12 +30,12 @@ Configuration ChooseMixed(const Problem& problem, int32_t multiprocessors);
 double CyclesOfMixed(const Problem& problem, const Configuration& configuration,
                      int32_t multiprocessors);
 
-// Of the counters of a block, one for each of its consumer warpgroups; aligned, as the sums after
+// Of the counters of a CTA, one for each of its consumer warpgroups; aligned, as the sums after
 // them.
 inline constexpr int32_t kCounterBytes = 16;
 
-// Bytes of the workspace that blocks with shared units need: a counter and the sums of a tile each.
-size_t SharedUnitsBytes(const Schedule& schedule, TileShape tile, int32_t blocks);
+// Bytes of the workspace that CTAs with shared units need: a counter and the sums of a tile each.
+size_t SharedUnitsBytes(const TileSchedule& schedule, TileShape tile, int32_t ctas);
 
 // The most, on the largest device: an H100 has 132 multiprocessors.
 inline constexpr size_t kMaxSharedUnitsBytes =

@@ -1,11 +1,11 @@
-// The sums of tiles that several blocks have parts of (schedule.h).
+// The sums of tiles that several CTAs have parts of (schedule.h).
 //
-//   workspace   counters [blocks][4]                  two for consumer warpgroups, 0 at first
-//               sums     [blocks][2][registers][128]  what a thread of the warpgroup has, four
+//   workspace   counters [CTAs][4]                    two for consumer warpgroups, 0 at first
+//               sums     [CTAs][2][registers][128]    what a thread of the warpgroup has, four
 //                                                     registers at a time
 //
-// A block leaves the sums of at most one part, its first. So the sums that a tile still needs are
-// there, or about to be, when the block that finishes it is done with its last part. Blocks wait
+// A CTA leaves the sums of at most one part, its first. So the sums that a tile still needs are
+// there, or about to be, when the CTA that finishes it is done with its last part. CTAs wait
 // for smaller numbers alone, which start no later. Sums are added in one order, so the bits are the
 // same in every run.
 
@@ -25,11 +25,11 @@ struct SharedSums {
   uint32_t* counter;
   float4* sums;  // of this thread
 
-  __device__ __forceinline__ SharedSums(const Arguments& a, int32_t block, int32_t warpgroup) {
+  __device__ __forceinline__ SharedSums(const Arguments& a, int32_t cta, int32_t warpgroup) {
     auto* counters = static_cast<char*>(a.shared_units);
-    counter = reinterpret_cast<uint32_t*>(counters + block * kCounterBytes) + warpgroup;
+    counter = reinterpret_cast<uint32_t*>(counters + cta * kCounterBytes) + warpgroup;
     sums = reinterpret_cast<float4*>(counters + gridDim.x * kCounterBytes) +
-           (int64_t{block} * 2 + warpgroup) * kFours * kWarpgroupThreads +
+           (int64_t{cta} * 2 + warpgroup) * kFours * kWarpgroupThreads +
            threadIdx.x % kWarpgroupThreads;
   }
 
@@ -65,20 +65,20 @@ struct SharedSums {
   }
 };
 
-// Leaves the sums of a part for the block that finishes its tile, or adds up what others have left.
-// Returns whether this block finishes it.
+// Leaves the sums of a part for the CTA that finishes its tile, or adds up what others have left.
+// Returns whether this CTA finishes it.
 template <typename L>
 __device__ __forceinline__ bool ShareSums(const Arguments& a, const Part& part,
                                           float (&acc)[L::kWgmmas][L::kTileColumns / 2],
                                           int32_t warpgroup) {
-  const auto block = static_cast<int32_t>(blockIdx.x);
+  const auto cta = static_cast<int32_t>(blockIdx.x);
   if (part.first > 0) {
-    SharedSums<L>(a, block, warpgroup).Store(acc, warpgroup);
+    SharedSums<L>(a, cta, warpgroup).Store(acc, warpgroup);
     return false;
   }
   int32_t left = a.schedule.steps - part.end;
 #pragma unroll 1
-  for (int32_t other = block - 1; left > 0; --other, left -= a.schedule.share) {
+  for (int32_t other = cta - 1; left > 0; --other, left -= a.schedule.share) {
     SharedSums<L>(a, other, warpgroup).Add(acc, warpgroup);
   }
   return true;

@@ -2,7 +2,7 @@
 // are subtracted in the main loop.
 //
 //   K:  | step | step | step | step | ...         a step is kMixedDepth values
-//       |<-- a block --->|<-- ...                 blocks.steps_per_scale steps
+//       |<-- scale block |<-- ...            step_scales.steps_per_scale steps
 //   fragments = (codes - zero point) * power      exact in bfloat16
 //   acc += fragments * values                     tensor cores; acc is the sum over `factor`
 //                        acc *= factor / next     scale = power * factor (`SplitScale`)
@@ -21,7 +21,7 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// The first row of a thread in its block's tile, and how far its other one of a wave is. From
+// The first row of a thread in its CTA's tile, and how far its other one of a wave is. From
 // weights [K, N] a thread loads the codes of two neighbours.
 template <typename L>
 struct ThreadRows {
@@ -69,7 +69,7 @@ struct WeightRows {
   }
 
   __device__ __forceinline__ int64_t At(int i, int32_t block) const {
-    const StepScales& b = weights.blocks;
+    const StepScales& b = weights.step_scales;
     const int32_t line = min(row + of_thread.At(i), b.last_line);
     return batch * b.batch_stride + b.tile_lines.Quotient(line) * b.line_stride +
            block * b.step_stride;
@@ -79,7 +79,8 @@ struct WeightRows {
     if constexpr (kScales) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        next_scale[i] = LoadScale(weights.blocks.scale, weights.blocks.form, At(i, block));
+        next_scale[i] =
+            LoadScale(weights.step_scales.scale, weights.step_scales.form, At(i, block));
       }
     }
     if (kSubtracts && weights.zero_point) {
@@ -97,7 +98,7 @@ struct WeightRows {
     for (int i = 0; i < kRows; ++i) {
       change[i] = 1.0f;
       if constexpr (kScales) {
-        const SplitScale split(ScaleOf(weights.blocks.form, next_scale[i]));
+        const SplitScale split(ScaleOf(weights.step_scales.form, next_scale[i]));
         change[i] = __fdividef(factor[i], split.factor);
         power[i] = split.power, factor[i] = split.factor;
       }
@@ -173,10 +174,10 @@ struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
       : weights(w),
         blocks(w.fine_blocks),
         block(step * kMixedDepth / w.fine_depth),
-        first(static_cast<const uint8_t*>(static_cast<const void*>(w.blocks.scale)) +
-              batch * w.blocks.batch_stride * BytesOf(w.blocks.form)) {
+        first(static_cast<const uint8_t*>(static_cast<const void*>(w.step_scales.scale)) +
+              batch * w.step_scales.batch_stride * BytesOf(w.step_scales.form)) {
     const ThreadRows<L> of_thread(w.mn_major);
-    const StepScales& b = w.blocks;
+    const StepScales& b = w.step_scales;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int32_t line = min(first_row + of_thread.At(i), b.last_line);
@@ -187,7 +188,7 @@ struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
 
   // Fetches the scales of a step. Those beyond K count as the last: codes are 0 there.
   __device__ __forceinline__ void Fetch() {
-    const StepScales& b = weights.blocks;
+    const StepScales& b = weights.step_scales;
     const int32_t apart = weights.fine_depth == kFineDepth ? 1 : 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
@@ -204,7 +205,8 @@ struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) scale[j][i] = ScaleOf(weights.blocks.form, fetched[j][i]);
+      for (int i = 0; i < kRows; ++i)
+        scale[j][i] = ScaleOf(weights.step_scales.form, fetched[j][i]);
     }
     Fetch();
   }

@@ -42,7 +42,7 @@ Status WhyNotWeights(const Problem& problem) {
     return "beside float16 it has no room for scales that change along the contracted axis: it "
            "multiplies codes by powers of two, which leave the range of float16";
   }
-  const Operands operands = OperandsOf(problem);
+  const TmaOperands operands = OperandsOf(problem);
   if (operands.rhs.copied) {
     return "16-bit values have to be lines of the contracted axis, of a multiple of " +
            std::to_string(kOperandAlignment) + " bytes";

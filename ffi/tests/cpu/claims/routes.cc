@@ -53,8 +53,8 @@ CLAIM(TilesOfAmxPackTheWeightForManyRowsOnly) {
     }
     if (!harness.Has(kernel)) return;
     const bool bf16 = kernel == "amx_bf16";
-    const Plan plan = PlanOf(kernel.c_str(), bf16 ? "bfloat16" : "int8",
-                             bf16 ? "float8_e4m3fn" : "int8", 1, sizes, 1, along, scaled);
+    const BlockingPlan plan = PlanOf(kernel.c_str(), bf16 ? "bfloat16" : "int8",
+                                     bf16 ? "float8_e4m3fn" : "int8", 1, sizes, 1, along, scaled);
     harness.Expect(plan.gemv == gemv, gemv ? "is packed" : "is not packed");
   };
   expect("amx_bf16", {8, 512, 256}, false, true);
