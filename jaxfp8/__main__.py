@@ -41,6 +41,7 @@ _OPTIONS = {
     "`capability`": "--target",
     "`overwrite=True`": "--overwrite",
     "`floats=True`": "--floats",
+    "`unscaled=True`": "--unscaled",
 }
 
 
@@ -85,7 +86,8 @@ def _run_command(arguments: Sequence[str] | None) -> int:
 def _said(options: argparse.Namespace, error: object, code: int) -> int:
     text = str(error)
     for name, option in _OPTIONS.items():
-        text = text.replace(name, option)
+        if option[2:] in vars(options) or not option.startswith("--"):
+            text = text.replace(name, option)
     print(f"jaxfp8 {options.command}: {text}", file=sys.stderr)
     return code
 
@@ -191,6 +193,7 @@ def _add_checkpoints(commands: Any) -> None:
         "path", metavar="PATH", type=_path, help="a safetensors or GGUF file, or a folder"
     )
     look.add_argument("--json", metavar="FILE", help="write it as JSON too")
+    look.add_argument("--values", action="store_true", help="read all scales, and name bad ones")
     look.set_defaults(run=_inspect)
     quantize = commands.add_parser(
         "quantize",
@@ -219,6 +222,10 @@ def _add_checkpoints(commands: Any) -> None:
         "--floats", action="store_true", help="write in bfloat16 what servers cannot hold in 8 bits"
     )
     convert.set_defaults(run=_convert)
+    for command in (look, convert):
+        command.add_argument(
+            "--unscaled", action="store_true", help="take FP8 values without scales as they are"
+        )
     for command, kind in ((quantize, "floats"), (convert, "8 bits")):
         source = f"a safetensors or GGUF file, or a folder, in {kind}"
         command.add_argument("source", metavar="SRC", type=_path, help=source)
@@ -248,7 +255,8 @@ def _recipes() -> list[str]:
 def _inspect(options: argparse.Namespace) -> int:
     _check_files(options)
     try:
-        found = checkpoint.inspect(options.path)
+        how = {"unscaled": options.unscaled, "values": options.values}
+        found = checkpoint.inspect(options.path, **how)
     except checkpoint.CheckpointError as error:
         raise _Failure(str(error)) from error
     if options.json:
@@ -270,7 +278,7 @@ def _quantize(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    how = {name: getattr(options, name) for name in ("format", "floats", "overwrite")}
+    how = {name: getattr(options, name) for name in ("format", "floats", "unscaled", "overwrite")}
     return _make(options, lambda: checkpoint.convert(options.source, options.target, **how))
 
 

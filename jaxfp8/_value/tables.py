@@ -19,6 +19,7 @@ from typing import Any
 # A text, or its lines. On a terminal they stand one below the other.
 Cell = str | Sequence[str]
 Row = Sequence[Cell]
+_NUMBER = re.compile(r"(\d+)")
 _GAP = "  "  # between columns
 _NARROWEST = 8  # a column
 # A word longer than a line is broken after these, after the first kind if possible.
@@ -140,19 +141,19 @@ def alike(rows: Iterable[Any]) -> list[list[Any]]:
     """Dataclasses grouped by `path` without its numbers and by all other fields, in order."""
     groups: dict[object, list[Any]] = {}
     for row in rows:
-        rest = [value for name, value in vars(row).items() if name != "path"]
-        groups.setdefault((numberless(row.path), *rest), []).append(row)
+        fields = {**vars(row), "path": numberless(row.path)}
+        groups.setdefault(tuple(fields.values()), []).append(row)
     return list(groups.values())
 
 
 def numberless(path: str) -> str:
     """A path with a star for each number."""
-    return re.sub(r"\d+", "*", path)
+    return _NUMBER.sub("*", path)
 
 
 def starred(paths: set[str]) -> str:
     """Several paths as one, with a star for each different number."""
-    parts = [re.split(r"(\d+)", path) for path in paths]
+    parts = [_NUMBER.split(path) for path in paths]
     columns = zip(*parts, strict=True)
     return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 

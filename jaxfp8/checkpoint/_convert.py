@@ -37,6 +37,7 @@ from jaxfp8.checkpoint import (
 )
 from jaxfp8.checkpoint._compressed import Held, Inputs
 from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._grain import FP8
 from jaxfp8.checkpoint._load import Checkpoint
 from jaxfp8.checkpoint._stored import Lazy, Stored, stored
 
@@ -53,6 +54,7 @@ def convert(
     *,
     format: str = "compressed-tensors",
     floats: bool = False,
+    unscaled: bool = False,
     overwrite: bool = False,
     shard_bytes: int = _save.SHARD_BYTES,
 ) -> Changes:
@@ -70,6 +72,8 @@ def convert(
       format: "compressed-tensors".
       floats: whether to write in bfloat16 the 8-bit weights without a place in servers: e5m2 and
         uint8, stacked experts, tables, heads, routers. By default they are refused.
+      unscaled: as for `load`: FP8 weights without a scale get the scale 1, and FP8 vectors are
+        written in bfloat16, of the same values.
       overwrite: whether to replace an existing `dst`.
       shard_bytes: size limit of a file, before another begins.
 
@@ -98,13 +102,13 @@ def convert(
     def add(made: pathlib.Path) -> None:
         _quantize.copy_others(source, made)
 
-    with Checkpoint(src, sharding=cpu) as checkpoint:
+    with Checkpoint(src, sharding=cpu, unscaled=unscaled) as checkpoint:
         said = checkpoint.config()
         if checkpoint.is_gguf and not said:
             needs = "servers need Hugging Face's names"
             remedy = "convert the model's safetensors files instead"
             raise CheckpointError(src, "", f"the file is {checkpoint.format.name}", needs, remedy)
-        plan = _Plan(checkpoint, floats)
+        plan = _Plan(checkpoint, floats, unscaled)
         config = {key: x for key, x in said.items() if key not in _folder.QUANTIZATIONS}
         _save.save_folder(place, plan.tensors, plan.quantization(), config, shard_bytes, add)
     return Changes(rows=tuple(plan.rows))
@@ -113,12 +117,8 @@ def convert(
 class _Plan:
     """The new checkpoint: its tensors by name, and a row for each weight."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        floats: bool,
-    ) -> None:
-        self._checkpoint, self._floats = checkpoint, floats
+    def __init__(self, checkpoint: Checkpoint, floats: bool, unscaled: bool) -> None:
+        self._checkpoint, self._floats, self._unscaled = checkpoint, floats, unscaled
         self._last: tuple[str, Any] = ("", None)
         shapes = {name: checkpoint.shape(name) for name in checkpoint}
         weights = {n: x for n, x in shapes.items() if isinstance(x, QArray)}
@@ -200,8 +200,15 @@ class _Plan:
 
     def _add_array(self, name: str) -> None:
         entry = self._checkpoint.item(name).value.entry
-        lazy = Lazy(entry.shape, np.dtype(object), lambda: self._checkpoint.raw(entry.name))
-        self.tensors[name] = Stored(lazy, entry.code, entry.shape, is_array=True)
+        widens = self._unscaled and entry.code in FP8
+
+        def values() -> np.ndarray:
+            read = self._checkpoint.raw(entry.name)
+            return read.astype(_FLOAT) if widens else read
+
+        code = "BF16" if widens else entry.code
+        lazy = Lazy(entry.shape, np.dtype(object), values)
+        self.tensors[name] = Stored(lazy, code, entry.shape, is_array=True)
 
     def _add_weight(self, name: str, struct: QArray) -> None:
         if name in self._why:

@@ -41,11 +41,14 @@ BITS_OF_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _BITS = {code: 8 * dtype.itemsize for code, dtype in BY_CODE.items()} | BITS_OF_PACKED
 
 
-def remedy(code: str) -> str:
-    """The way to an array from a tensor of a dtype that none holds."""
+def why_not(code: str) -> tuple[str, str]:
+    """Why no array holds a tensor of this dtype, and the way to one."""
+    if code == f"{GGML}Q8_0":
+        return "vectors are read as floats", "make the file with `llama-quantize`: it keeps them so"
+    remedy = "convert it"
     if code.startswith(GGML):
-        return "fetch the model's Q8_0, F16 or BF16 file, or make one with `llama-quantize`"
-    return "convert it"
+        remedy = "fetch the model's Q8_0, F16 or BF16 file, or make one with `llama-quantize`"
+    return "no array of JAX holds it", remedy
 
 
 def bits(code: str) -> int | None:

@@ -106,7 +106,7 @@ class GgufFile(File):
         for number, name in enumerate(names):
             start = tensor.start + number * step
             place: Any = {"file": self.path, "start": start, "stop": start + step, "heads": heads}
-            if tensor.kind == "Q8_0" and shape:
+            if tensor.kind == "Q8_0" and len(shape) > 1:
                 scales = (*shape[:-1], shape[-1] // _VALUES)
                 yield GgufEntry(name=name, code="I8", shape=shape, part="codes", **place)
                 yield GgufEntry(

@@ -7,14 +7,17 @@ import dataclasses
 import functools
 import json
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxfp8._value import tables
 from jaxfp8._value.spec import Shape
-from jaxfp8.checkpoint import _collector, _formats
+from jaxfp8.checkpoint import _collector, _decode, _formats, _read
+from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
+from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._items import Item
 from jaxfp8.checkpoint._plan import Plan, plan
 from jaxfp8.checkpoint._scheme import Format
@@ -30,7 +33,7 @@ class StoredTensor:
       path: its name.
       stored: dtype and shape in the file.
       shape: its shape.
-      loads: "QArray", or the dtype of an array.
+      loads: "QArray", or the dtype of an array; "" if it would not load.
       scale: of an 8-bit weight, its granularity and dtype; else "".
       note: the configuration of activations, or why it is no 8-bit weight.
       nbytes: bytes in the files, its scale included.
@@ -73,23 +76,28 @@ class CheckpointSummary:
     @property
     def in_floats(self) -> tuple[StoredTensor, ...]:
         """What is no 8-bit weight."""
-        return tuple(row for row in self.rows if not row.scale)
+        return tuple(row for row in self.rows if row.loads and not row.scale)
+
+    @property
+    def unread(self) -> tuple[StoredTensor, ...]:
+        """What would not load."""
+        return tuple(row for row in self.rows if not row.loads)
 
     def to_json(self, indent: int | None = None) -> str:
         """All of it as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
-        eight = [row for row in self.rows if row.scale]
-        count, nbytes = len(eight), tables.size(sum(row.nbytes for row in eight))
-        rest = tables.size(sum(row.nbytes for row in self.in_floats))
+        eight, floats, unread = [r for r in self.rows if r.scale], self.in_floats, self.unread
         title = (
             f"{self.path}: {self.format}; {self.files} file{'s' * (self.files != 1)}, "
-            f"{tables.size(self.nbytes)}\n{count} weights in 8 bits, {nbytes}; "
-            f"{len(self.in_floats)} other arrays, {rest}"
+            f"{tables.size(self.nbytes)}\n{len(eight)} weights in 8 bits, {_size(eight)}; "
+            f"{len(floats)} other arrays, {_size(floats)}"
         )
-        matrices = [row for row in self.in_floats if len(row.shape) > 1]
-        vectors = [row for row in self.in_floats if len(row.shape) < 2]
+        if unread:
+            title += f"; {len(unread)} tensors that would not load, {_size(unread)}"
+        matrices = [row for row in floats if len(row.shape) > 1]
+        vectors = [row for row in floats if len(row.shape) < 2]
         alike: dict[str, list[str]] = {}
         for problem in self.problems:
             alike.setdefault(tables.numberless(problem), []).append(problem)
@@ -98,19 +106,21 @@ class CheckpointSummary:
             for first, *rest in alike.values()
         ]
         if vectors:
-            size = tables.size(sum(row.nbytes for row in vectors))
-            footer.insert(0, f"{len(vectors)} arrays with fewer than two axes, {size}")
-        shown = [_cells(rows) for rows in tables.alike([*eight, *matrices])]
+            footer.insert(0, f"{len(vectors)} arrays with fewer than two axes, {_size(vectors)}")
+        shown = [_cells(rows) for rows in tables.alike([*eight, *matrices, *unread])]
         return tables.text(title, _HEAD, shown, footer)
 
 
-def inspect(path: str | os.PathLike[str]) -> CheckpointSummary:
+def inspect(
+    path: str | os.PathLike[str], *, unscaled: bool = False, values: bool = False
+) -> CheckpointSummary:
     """What a checkpoint holds and how it would load.
 
     It reads headers, the configuration and zero points. All-zero zero points are left out.
 
     Args:
-      path: as for `load`.
+      path, unscaled: as for `load`.
+      values: whether to read all scales too. `load` refuses a NaN or infinite one.
 
     Returns:
       A `CheckpointSummary`, which prints as a table. What contradicts itself is in its `problems`.
@@ -127,18 +137,35 @@ def inspect(path: str | os.PathLike[str]) -> CheckpointSummary:
     """
     with _collector.paused(), contextlib.closing(Folder(path)) as folder:
         form = _formats.read(folder.quantization, folder.path)
-        return summary(folder.path, folder, form, plan(folder, form))
+        planned = plan(folder, form, unscaled=unscaled)
+        if values:
+            problems = (*planned.problems, *_bad_scales(folder, planned))
+            planned = dataclasses.replace(planned, problems=problems)
+        return summary(folder.path, folder, form, planned)
+
+
+def _bad_scales(folder: Folder, planned: Plan) -> Iterator[CheckpointError]:
+    """The errors of scales that `load` would refuse for their values."""
+    for item in planned.items.values():
+        if item.scale is not None:
+            index = tuple(slice(0, n) for n in item.scale.shape)
+            read = _decode.values(folder.files[item.scale.entry.file], item.scale, index)
+            try:
+                _read.check_scale(item.scale, read)
+            except CheckpointError as error:
+                yield error
 
 
 def summary(path: str, folder: Folder, form: Format, planned: Plan) -> CheckpointSummary:
     """What was found, as rows."""
     with _collector.paused():
-        rows = tuple([_row(item) for item in planned.items.values()])
+        rows = [_row(item) for item in planned.items.values()]
+        rows += map(_row_of_unread, planned.unread)
     return CheckpointSummary(
         path=path,
         format=_named(form, planned),
         files=len(folder.files),
-        rows=rows,
+        rows=tuple(rows),
         problems=tuple(str(problem) for problem in planned.problems),
     )
 
@@ -164,6 +191,18 @@ def _row(item: Item) -> StoredTensor:
     return made
 
 
+def _row_of_unread(entry: Entry) -> StoredTensor:
+    return StoredTensor(
+        path=entry.name,
+        stored=str(entry),
+        shape=entry.shape,
+        loads="",
+        scale="",
+        note="would not load, as said below",
+        nbytes=entry.nbytes,
+    )
+
+
 @functools.lru_cache(maxsize=1 << 12)
 def _fields(
     stored: str,
@@ -183,5 +222,8 @@ def _fields(
 def _cells(rows: list[StoredTensor]) -> tuple[str, ...]:
     row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
     path = tables.starred({row.path for row in rows})
-    nbytes = tables.size(sum(row.nbytes for row in rows))
-    return path, many + row.stored, row.loads, row.scale, row.note, nbytes
+    return path, many + row.stored, row.loads, row.scale, row.note, _size(rows)
+
+
+def _size(rows: Iterable[StoredTensor]) -> str:
+    return tables.size(sum(row.nbytes for row in rows))

@@ -15,9 +15,9 @@ from jaxfp8.checkpoint import _names
 
 # By kind: patterns of a whole part of a name between dots, anywhere in it.
 _PARTS = {
-    "a table": r".*embed.*|(.*_)?embs?(_.*)?|wte|wpe|relative_attention_bias",
+    "a table": r".*embe?d.*|(.*_)?embs?(_.*)?|wte|wpe|relative_attention_bias",
     "a norm": r".*norm.*|ln(_.*|\d*)|.*_ln",
-    "a router or a gate": r"gate|(.*_)?routers?|.*_gate",
+    "a router or a gate": r"gate|(.*_)?routers?|.*_gate|.*_gate_inp(_.*)?",
     "a head": r"(.*_)?heads?|head_.*|cls|(.*_)?classifier|score|qa_outputs|(.*_)?logits",
 }
 # Names of these outside the layers alone.

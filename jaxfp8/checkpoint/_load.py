@@ -15,7 +15,7 @@ from jaxfp8._recipes.selection import Selection, Where, tell, unknown_names
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.tables import size
-from jaxfp8.checkpoint import _formats
+from jaxfp8.checkpoint import _collector, _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._inspect import CheckpointSummary, summary
@@ -45,8 +45,8 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
     ) -> None:
         self.path = os.fspath(path)
         self._sharding, self._dtype = sharding, dtype
-        self._folder = Folder(path)
-        with contextlib.ExitStack() as opened:
+        with _collector.paused(), contextlib.ExitStack() as opened:
+            self._folder = Folder(path)
             opened.callback(self.close)
             self._format = _formats.read(self._folder.quantization, self.path)
             self._plan = plan(self._folder, self._format, unscaled=unscaled)

@@ -140,13 +140,9 @@ def kind(last: str) -> Kind:
     return Kind(CODES, last)
 
 
-def parts(name: str) -> tuple[str, Kind]:
-    """The name of the weight of a tensor, and the meaning of the tensor."""
-    module, _, last = name.rpartition(".")
-    found = kind(last)
-    if found.weight == last:
-        return name, found
-    return (module if found.weight is None else joined(module, found.weight)), found
+def weight_of(module: str, kind: Kind) -> str:
+    """The name of the weight of a tensor of this kind."""
+    return module if kind.weight is None else joined(module, kind.weight)
 
 
 def joined(module: str, last: str) -> str:

@@ -50,7 +50,7 @@ class Patterns:
     def first(self, module: str) -> str | None:
         """The entry for a module, or None."""
         named = self._named(module) or self._exact.get(module)
-        if named is not None or not any(found.match(module) for found in self._any):
+        if named is not None or not self._any or not any(x.match(module) for x in self._any):
             return named
         matched = (entry for entry, found in self._wild.items() if found.match(module))
         return next(matched, None)
@@ -61,12 +61,11 @@ class Patterns:
             return self._found[module]
         around, _, last = module.rpartition(".")
         named = self._named(around)
-        lengths = self._names.get(last, {}) if named is None else {}
-        parts = module.split(".") if lengths else []
-        for length, entries in lengths.items():
-            name = ".".join(parts[-length:])
-            if name in entries:
-                named = name
+        if named is None and last in self._names:
+            parts = module.split(".")
+            for length, entries in self._names[last].items():
+                name = ".".join(parts[-length:])
+                named = name if name in entries else named
         self._found[module] = named
         return named
 

@@ -28,10 +28,12 @@ class Plan:
     Attributes:
       items: all entries by name.
       problems: contradictions; a checkpoint with any is not loaded.
+      unread: the tensors without an item, because of these.
     """
 
     items: dict[str, Item]
     problems: tuple[CheckpointError, ...]
+    unread: tuple[Entry, ...]
 
 
 def plan(folder: Folder, form: Format, *, unscaled: bool = False) -> Plan:
@@ -45,20 +47,28 @@ def plan(folder: Folder, form: Format, *, unscaled: bool = False) -> Plan:
       unscaled: whether FP8 tensors without a scale are read as they are.
     """
     planning = _Planning(folder, form, unscaled)
+    problems: list[CheckpointError] = []
+    suspects: list[Entry] = []
     with _collector.paused():
         for name, tensors in _grouped(folder.entries).items():
             try:
                 planning.add(name, tensors)
             except CheckpointError as error:
-                planning.problems.append(error)
-    return Plan(items=planning.items, problems=tuple(planning.problems))
+                problems.append(error)
+                suspects += [entry for _, entry in tensors]
+    items = planning.items
+    read = {part.entry.name for item in items.values() for part in item.parts} if suspects else ()
+    unread = tuple(entry for entry in suspects if entry.name not in read)
+    return Plan(items=items, problems=tuple(problems), unread=unread)
 
 
 def _grouped(entries: Mapping[str, Entry]) -> dict[str, list[tuple[Kind, Entry]]]:
     """The tensors of each weight by its name."""
     groups: dict[str, list[tuple[Kind, Entry]]] = collections.defaultdict(list)
     for name, entry in entries.items():
-        weight, kind = _names.parts(name)
+        module, _, last = name.rpartition(".")
+        kind = _names.kind(last)
+        weight = name if kind.weight == last else _names.weight_of(module, kind)
         groups[weight].append((kind, entry))
     return groups
 
@@ -74,14 +84,13 @@ class _Planning:
     """A plan in the making.
 
     Attributes:
-      items, problems: as in `Plan`.
+      items: as in `Plan`.
     """
 
     def __init__(self, folder: Folder, form: Format, unscaled: bool) -> None:
         self.items: dict[str, Item] = {}
-        self.problems: list[CheckpointError] = []
-        # A checked weight by all that its form depends on.
-        self._pairs: dict[tuple[Any, ...], Item] = {}
+        # By all that the form of a checked weight depends on, the fields that others share with it.
+        self._pairs: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self._folder, self._form, self._unscaled = folder, form, unscaled
 
     def add(self, name: str, tensors: list[tuple[Kind, Entry]]) -> None:
@@ -96,13 +105,12 @@ class _Planning:
         form = self._form.forms(module), self._form.skips(module) is None
         key = (kind, value.code, value.shape, scale_kind, scale.code, scale.shape, *form)
         if (like := self._pairs.get(key)) is not None:
-            _, of_value, of_scale, *rest = tuple[Any, ...](like)
-            parts = Part._make((value, *of_value[1:])), Part._make((scale, *of_scale[1:]))
-            return self._put(Item._make((name, *parts, *rest)))
+            of_value, of_scale, rest = like
+            return self._put(Item(name, Part(value, *of_value), Part(scale, *of_scale), *rest))
         self._add(name, _by_role(tensors))
         made = self.items.get(name)
         if made is not None and made.scale is not None and made.scale.entry is scale:
-            self._pairs[key] = made
+            self._pairs[key] = made.value[1:], made.scale[1:], made[3:]
 
     def _add(self, name: str, group: Group) -> None:
         for kind, entry in group.get(_names.PART_OF_FEWER_BITS, ()):
@@ -166,8 +174,8 @@ class _Planning:
             found = f"is a {what}{by}"
             raise CheckpointError(entry.file, entry.name, found, needs, f"{AGAIN}, or remove it")
         if entry.code not in _dtypes.BY_CODE:
-            needs, remedy = "no array of JAX holds it", _dtypes.remedy(entry.code)
-            raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
+            why = _dtypes.why_not(entry.code)
+            raise CheckpointError(entry.file, entry.name, f"is {entry}", *why)
         is_plain = entry.name in self._folder.arrays
         like = None if is_plain else self._like_a_scale(entry)
         if entry.code in FP8 and not (is_plain or self._unscaled):

@@ -30,7 +30,17 @@ from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
 from jaxfp8._value.tables import size
-from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _kept, _names, _save, _write
+from jaxfp8.checkpoint import (
+    _compressed,
+    _dtypes,
+    _folder,
+    _formats,
+    _gguf_names,
+    _kept,
+    _names,
+    _save,
+    _write,
+)
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
@@ -146,6 +156,8 @@ class _Job:
         selects = _selection(where)
         self._reasons = _reasons(_checked(folder), selects)
         selects.tell()
+        source = pathlib.Path(folder.path)
+        self._said = folder.config() if source.is_dir() or folder.is_gguf else {}
         self._weights = {
             name: _Weight(entry, _struct(entry, self._how))
             for name, entry in folder.entries.items()
@@ -173,17 +185,15 @@ class _Job:
     def finish(self) -> Changes:
         """Writes the configuration, copies what is no weight, and renames the folder."""
         source = pathlib.Path(self._folder.path)
-        config: dict[str, Any] = {}
+        config = dict(self._said)
         copy_others(source, self._work)
-        if source.is_dir() or self._folder.is_gguf:
-            config = self._folder.config()
         if self._config is not None:
             config[_folder.QUANTIZATION] = self._config
         if config:
             _write.write_json(self._work / _folder.CONFIG, config)
         if len(self._files) > 1:
             _write.write_index(self._work, self._files)
-        rows = [self._rows[name] for name in self._folder.entries]
+        rows = [self._rows[name] for name in self._folder.entries if name in self._rows]
         _write.put_in_place(self._work, self._place)
         for name in (_JOB, _JOURNAL):  # last: a run interrupted before this can still continue
             (self._place / name).unlink()
@@ -219,12 +229,13 @@ class _Job:
     def _make(
         self, path: pathlib.Path, file: File, journal: Any, done: Callable[[int], None]
     ) -> dict[str, Entry]:
-        tensors = [part for entry in file.header.entries for part in self._tensors(entry)]
+        sources = [entry for entry in file.header.entries if not self._is_said(entry)]
+        tensors = [part for entry in sources for part in self._tensors(entry)]
         first, entries = _write.layout(str(path), tensors)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _write.write_at(descriptor, 0, first)
-            for entry in file.header.entries:
+            for entry in sources:
                 if entry.name not in self._rows:
                     row = self._tensor(descriptor, file, entry, entries)
                     os.fsync(descriptor)
@@ -235,6 +246,10 @@ class _Job:
         finally:
             os.close(descriptor)
         return entries
+
+    def _is_said(self, entry: Entry) -> bool:
+        """Whether config.json has the content of a tensor; no model of torch has a place for it."""
+        return entry.name == _gguf_names.ROPE_FACTORS and "rope_scaling" in self._said
 
     def _tensors(self, entry: Entry) -> Iterator[tuple[str, str, Shape]]:
         """The new tensors for one of the source."""
@@ -369,6 +384,8 @@ def _shapes(entries: Mapping[str, Entry]) -> dict[str, Shape]:
 def _why_left(entry: Entry, selects: Selection, kept: Mapping[str, str]) -> str:
     if entry.code not in _FLOATS:
         return f"its dtype is {entry.code}"
+    if len(entry.shape) == 3 and "expert" in entry.name:
+        return f"it is a stack of {entry.shape[0]} experts; servers read them in 8 bits one by one"
     if _names.last(entry.name) != "weight":
         return "it is not named weight"
     if len(entry.shape) != 2 or 0 in entry.shape:

@@ -110,8 +110,12 @@ def _made(
     return QArray(value, *small, tiles=item.tiles)
 
 
-def _check_scale(part: Part, values: np.ndarray) -> None:
-    """Refuses a NaN or infinite scale."""
+def check_scale(part: Part, values: np.ndarray) -> None:
+    """Refuses a NaN or infinite scale.
+
+    Raises:
+      CheckpointError: there is one.
+    """
     wide = values.astype(np.float32)
     if not np.isfinite(wide).all():
         bad = int(wide.size - np.isfinite(wide).sum())
@@ -166,7 +170,7 @@ def _array(
     def convert(index: tuple[slice, ...]) -> np.ndarray:
         values = _decode.values(file, part, index)
         if is_scale:
-            _check_scale(part, values)
+            check_scale(part, values)
         return values if target == part.dtype else _cast(part, values, target)
 
     shape = part.shape

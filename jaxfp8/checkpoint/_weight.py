@@ -29,7 +29,7 @@ AGAIN = "fetch all files again"
 RAW = "read its bytes with `jaxfp8.checkpoint.open(path).raw(name)`"
 RENAME = f"rename it if codes times scale are the weight, or {RAW}"
 OTHER_WRITER = "load an FP8 or int8 version by another program, such as llm-compressor"
-_UNSCALED = f"load it in Python with `unscaled=True` if its values are meant as they are, or {RAW}"
+_UNSCALED = f"load it with `unscaled=True` if its values are meant as they are, or {RAW}"
 # The roles of most groups: nothing else is to check.
 _PAIR = (_names.CODES, _names.SCALE)
 _FLOAT32 = np.dtype(np.float32)

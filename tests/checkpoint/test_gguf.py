@@ -311,6 +311,23 @@ def test_floats_can_be_quantised(tmp_path):
     assert json.loads((tmp_path / "new" / "config.json").read_text())["model_type"] == "llama"
 
 
+def test_factors_of_positions_are_in_the_config_of_a_quantised_model(tmp_path):
+    """Models of torch have no place for the tensor. A family without a table keeps it."""
+    tensors = {"blk.0.ffn_up.weight": W, "rope_freqs.weight": factors(16, 10000.0, 8.0)}
+    said = {"llama.attention.key_length": 16, "llama.rope.freq_base": 10000.0}
+    for arch, names in (("llama", 1), ("other", 2)):
+        path = written(
+            tmp_path / f"{arch}.gguf", tensors, {**LLAMA, **said, "general.architecture": arch}
+        )
+        report = checkpoint.quantize(path, tmp_path / arch, jaxfp8.FP8_DYNAMIC)
+        loaded = checkpoint.load(tmp_path / arch)
+        assert len(report.changed) == 1 and len(loaded) == names
+        config = json.loads((tmp_path / arch / "config.json").read_text())
+        assert (
+            ("rope_scaling" in config) == (arch == "llama") == ("rope_freqs.weight" not in loaded)
+        )
+
+
 # The package of llama.cpp
 
 

@@ -125,6 +125,8 @@ FAMILIES = {
     "score": ("a head", 8),
     "classifier.dense": ("a head", 32),
     "output": ("a head", 60),
+    "token_embd": ("a table", 64),
+    "blk.0.ffn_gate_inp": ("a router", 8),
     "to_tokens": ("a head: it has a row for each of the 64 tokens", 64),
     "model.layers.0.moe.experts.0.up": (None, 3),
     "model.layers.0.moe.experts.1.up": (None, 32),
@@ -153,6 +155,14 @@ def test_routers_gates_heads_and_tables_stay_in_floats(tmp_path):
         tmp_path / "float", tmp_path / "one", jaxfp8.FP8_DYNAMIC, where=r"^lm_head"
     ).changed
     assert row.path == "lm_head.weight"
+
+
+def test_a_stack_of_experts_says_why_it_stays(tmp_path):
+    tree = {"up.weight": jnp.ones((8, 4)), "mlp.experts.gate_up_proj": jnp.ones((2, 4, 8))}
+    checkpoint.save(tmp_path / "float", tree)
+    report = checkpoint.quantize(tmp_path / "float", tmp_path / "new", jaxfp8.FP8_DYNAMIC)
+    (left,) = report.left
+    assert left.reason == "it is a stack of 2 experts; servers read them in 8 bits one by one"
 
 
 def test_a_run_that_was_cut_off_goes_on(source, tmp_path, monkeypatch):
