@@ -32,8 +32,6 @@ examples:
   python -m jaxfp8 explain my_model:Layer.forward --args my_model:arguments --html report.html
   python -m jaxfp8 explain my_model:forward --args my_model:example_arguments --strict
 """
-
-
 # A function's error names an argument; here it becomes an option.
 _OPTIONS = {
     "`jaxfp8.Target`: ": "",
@@ -208,8 +206,7 @@ def _add_checkpoints(commands: Any) -> None:
     quantize.add_argument(
         "--only", metavar="REGEX", help="quantise the weights whose names it matches"
     )
-    stopped = "stopped; the same command goes on from here"
-    quantize.set_defaults(run=_quantize, stopped=stopped)
+    quantize.set_defaults(run=_quantize, stopped="stopped; the same command goes on from here")
     convert = commands.add_parser(
         "convert",
         help="a checkpoint that servers read, from any that loads",
@@ -222,18 +219,16 @@ def _add_checkpoints(commands: Any) -> None:
         "--floats", action="store_true", help="write in bfloat16 what servers cannot hold in 8 bits"
     )
     convert.set_defaults(run=_convert)
+    unscaled = "take FP8 values without scales as they are"
     for command in (look, convert):
-        command.add_argument(
-            "--unscaled", action="store_true", help="take FP8 values without scales as they are"
-        )
+        command.add_argument("--unscaled", action="store_true", help=unscaled)
     for command, kind in ((quantize, "floats"), (convert, "8 bits")):
         source = f"a safetensors or GGUF file, or a folder, in {kind}"
         command.add_argument("source", metavar="SRC", type=_path, help=source)
         command.add_argument("target", metavar="DST", type=_path, help="the folder to make")
         command.add_argument("--json", metavar="FILE", help="write the report as JSON too")
-        command.add_argument(
-            "--overwrite", action="store_true", help="replace all that is at DST, once DST is made"
-        )
+        text = "replace all that is at DST, once DST is made"
+        command.add_argument("--overwrite", action="store_true", help=text)
 
 
 def _path(text: str) -> str:
@@ -255,8 +250,7 @@ def _recipes() -> list[str]:
 def _inspect(options: argparse.Namespace) -> int:
     _check_files(options)
     try:
-        how = {"unscaled": options.unscaled, "values": options.values}
-        found = checkpoint.inspect(options.path, **how)
+        found = checkpoint.inspect(options.path, unscaled=options.unscaled, values=options.values)
     except checkpoint.CheckpointError as error:
         raise _Failure(str(error)) from error
     if options.json:
@@ -290,8 +284,8 @@ def _make(options: argparse.Namespace, make: Callable[[], Any]) -> int:
     except ValueError as error:  # a CheckpointError, or a weight outside every format
         raise _Failure(str(error)) from error
     except OSError as error:
-        reason = error.strerror or error
-        raise _Failure(f"{options.target} cannot be written: {reason}") from error
+        text = f"{options.target} cannot be written: {error.strerror or error}"
+        raise _Failure(text) from error
     if options.json:
         _write(options.json, report.to_json(indent=1) + "\n")
     _show(report)

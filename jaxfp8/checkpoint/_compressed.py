@@ -103,7 +103,7 @@ def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
     """The granularity of the scale; all strategies are for [N, K]."""
     tiles, shape = q.tile_sizes, q.shape
     whole = tuple(max(size, 1) for size in shape)
-    if tiles == whole:
+    if tiles == whole and 0 not in q.scale.shape:
         return "tensor", None
     if q.ndim >= 2 and all(tile == 1 for tile in tiles[:-2]):
         rows, depth = tiles[-2:]

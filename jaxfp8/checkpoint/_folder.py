@@ -15,7 +15,7 @@ from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import ARRAYS, Entry
 
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Diffusers and Mistral name it otherwise: "consolidated.safetensors.index.json".
 _INDICES = "*.safetensors.index*.json"
 CONFIG = "config.json"
@@ -43,6 +43,7 @@ class Folder:
       quantization: the checkpoint's configuration of 8-bit weights; None without one.
       metadata: metadata of all files.
       arrays: names of 8-bit arrays that are no weights, as their writer says.
+      is_part: whether it is one of several files of a model, by its name.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -59,6 +60,7 @@ class Folder:
             for file in self.files.values():
                 self.metadata |= file.header.metadata
             self.arrays = _arrays(self.files)
+            self.is_part = place.is_file() and index is None and "-of-" in place.name
             self._place = place if place.is_dir() else place.parent
             mistrals = bool(paths) and paths[0].name.startswith(_MISTRALS)
             said = _gguf.quantization_of(self.files)
@@ -149,6 +151,8 @@ def _paths_of(
         index = _index(path)
         return [_member(path, name) for name in sorted(set(index.values()))], path, index
     found = sorted(place.glob("*.safetensors"))
+    if place / SINGLE in found and not any("-of-" in path.name for path in found):
+        found = [place / SINGLE]  # as transformers does: others are Mistral's copy, or adapters
     if len(found) > 1:
         some = ", ".join(path.name for path in found[:4])
         needs = f"several files need an index, such as {INDEX}"

@@ -179,7 +179,7 @@ class _Planning:
         is_plain = entry.name in self._folder.arrays
         like = None if is_plain else self._like_a_scale(entry)
         if entry.code in FP8 and not (is_plain or self._unscaled):
-            _weight.refuse_bare(entry, entry.name, like)
+            _weight.refuse_bare(entry, entry.name, like, self._folder)
         if like is not None:
             sign = _names.sign(entry.name, like)
             if self._folder.entries[like].code == "F8_E8M0":

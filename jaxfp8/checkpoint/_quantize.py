@@ -54,7 +54,6 @@ _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
 # Weights in other forms. A copy would put the float model next to the new one.
 _OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot"}
-_ONLY = "model.safetensors"
 _JOB, _JOURNAL = "job.json", "journal.jsonl"
 
 
@@ -178,7 +177,7 @@ class _Job:
         self._files: dict[str, list[Entry]] = {}
         with (self._work / _JOURNAL).open("a") as journal:
             for path, file in self._folder.files.items():
-                name = pathlib.Path(path).name if len(self._folder.files) > 1 else _ONLY
+                name = pathlib.Path(path).name if len(self._folder.files) > 1 else _folder.SINGLE
                 entries = self._make(self._work / name, file, journal, done)
                 self._files[name] = list(entries.values())
 

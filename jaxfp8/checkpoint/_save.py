@@ -237,9 +237,7 @@ def save_folder(
         with progress("saving", sum(tensor.nbytes for tensor in tensors.values()), size) as done:
             for number, names in enumerate(shards, 1):
                 file = (
-                    "model.safetensors"
-                    if count == 1
-                    else f"model-{number:05}-of-{count:05}.safetensors"
+                    _folder.SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
                 )
                 part = {name: tensors[name] for name in names}
                 files[file] = _write_file(made / file, part, {}, done)

@@ -68,7 +68,7 @@ def item(
     forms = _forms(value, name, form)
     if scale is None:
         _refuse_misfit(value, forms, group)
-        refuse_bare(entry, name, like)
+        refuse_bare(entry, name, like, folder)
     fit = _fit(forms, _code(value), value.shape, scale[1].code, scale[1].shape)
     if fit is None:
         _refuse_misfit(value, forms, group)
@@ -201,12 +201,14 @@ def _code(value: Part) -> str:
     return "I8" if value.decode else value.entry.code
 
 
-def refuse_bare(entry: Entry, name: str, like: str | None) -> NoReturn:
+def refuse_bare(entry: Entry, name: str, like: str | None, folder: Folder) -> NoReturn:
     """Refuses codes without a scale."""
     found = f"is {entry} without a scale"
     needs = f"a scale is needed, named {_names.spellings(name)}"
     if like is not None:
         found, remedy = f"{found} of a known name; {like!r} looks like one", RENAME
+    elif folder.is_part:
+        remedy = "name the folder instead: its scale may lie in another of the model's files"
     else:
         remedy = _UNSCALED if entry.code in FP8 else RAW
     _refuse(entry, found, needs, remedy)

@@ -299,7 +299,8 @@ def test_raw_reads_what_has_no_meaning(tmp_path):
 def test_inspect_lists_every_problem(tmp_path):
     tensors = {"a.weight": W, "b.weight": W, "b.weight_scale": scales((7, 3)), "c.weight": CHANNEL}
     found = checkpoint.inspect(folder(tmp_path / "m", tensors))
-    assert len(found.problems) == 2 and [row.path for row in found.rows] == ["c.weight"]
+    assert len(found.problems) == 2 and [row.path for row in found.in_floats] == ["c.weight"]
+    assert [row.path for row in found.unread] == ["a.weight", "b.weight", "b.weight_scale"]
 
 
 def test_inspect_reads_no_data(tmp_path):

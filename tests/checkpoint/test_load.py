@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint.files import codes, file_bytes, folder, scales
 
 import jaxfp8
 from jaxfp8 import checkpoint
+from jaxfp8.checkpoint import CheckpointError
 
 W = np.random.default_rng(0).normal(size=(300, 520)).astype(np.float32)
 
@@ -45,3 +47,20 @@ def test_weight_comes_back_as_it_was_saved(tmp_path, kind, suffix):
     checkpoint.save(path, {"layer.weight": q, "layer.bias": jnp.ones(3, jnp.bfloat16)})
     loaded = checkpoint.load(path)
     same(loaded, {"layer.weight": q, "layer.bias": jnp.ones(3, jnp.bfloat16)})
+
+
+@pytest.mark.parametrize("other", ["consolidated", "adapter_model"])
+def test_beside_other_files_model_is_the_model(tmp_path, other):
+    path = folder(tmp_path / "m", {"a": scales(3)})
+    (path / f"{other}.safetensors").write_bytes(file_bytes({"b": scales(4)}))
+    assert list(checkpoint.load(path)) == ["a"]
+
+
+def test_a_file_without_the_scales_in_another_names_the_folder(tmp_path):
+    """To take its codes for values would be wrong."""
+    tensors = {"a.weight": codes((6, 8)), "a.weight_scale": scales(())}
+    path = folder(tmp_path / "m", tensors, files=2)
+    with pytest.raises(CheckpointError, match="name the folder instead") as caught:
+        checkpoint.load(path / "model-00001-of-00002.safetensors")
+    assert "unscaled" not in str(caught.value)
+    assert list(checkpoint.load(path)) == ["a.weight"]

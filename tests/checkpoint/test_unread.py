@@ -103,7 +103,7 @@ def test_other_tensors_beside_a_weight_are_read(tmp_path, name):
 
 SGLANG = {
     "w8a8_int8": (INT, ROWS, "weight_scale", {}),
-    "w8a8_fp8": (W, ROWS, "weight_scale", {}),
+    "w8a8_fp8": (W, ROWS, "weight_scale", {"is_dynamic": True}),
     "blockwise_int8": (INT, scales((1, 2)), "weight_scale_inv", {"weight_block_size": [64, 64]}),
 }
 
