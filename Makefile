@@ -93,7 +93,7 @@ bench: setup  ## how fast the kernels are here, beside XLA and others; ARGS="--h
 test-gpu:  ## the tests that need a GPU, with the python3 and the JAX that the machine has
 	@python3 tools/gpu.py test $(ARGS)
 
-bench-gpu:  ## the figures of docs/measurements.md, on this machine's GPU
+bench-gpu:  ## the figures of docs/measured_h200.md, on this machine's GPU
 	@python3 tools/gpu.py bench $(ARGS)
 
 writers: setup  ## read files that other programs write, and compare; installs them into build/writers

@@ -1,8 +1,9 @@
-"""The tables of docs/measurements.md, and the tool that makes them of docs/measurements/*.json."""
+"""The tables of the pages, and the tool that makes them of data."""
 
 import importlib.util
 import json
 import pathlib
+import shlex
 
 import pytest
 
@@ -28,18 +29,40 @@ def load():
 tool = load()
 
 
-def test_tables_of_the_page_are_those_of_the_data():
-    folder = ROOT / "docs"
-    page = (folder / "measurements.md").read_text()
-    assert tool.page_of(page, folder / "measurements") == page
+FOLDER = ROOT / "docs"
+RECORDS = sorted((FOLDER / "measurements").glob("*.json"))
+# What a command of a measurement begins with: a checkout or an installed package runs it.
+COMMANDS = ("python -m jaxfp8 ", "python examples/", "make ")
+
+
+@pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.name)
+def test_tables_of_a_page_are_those_of_the_data(page):
+    assert tool.page_of(page.read_text(), FOLDER) == page.read_text()
 
 
 def test_a_changed_figure_changes_the_page(tmp_path):
-    folder = ROOT / "docs"
-    page = (folder / "measurements.md").read_text()
-    for path in (folder / "measurements").glob("*.json"):
-        (tmp_path / path.name).write_text(path.read_text().replace("0.000290", "0.000280"))
-    assert tool.page_of(page, tmp_path) != page
+    (tmp_path / "measurements").mkdir()
+    data = (FOLDER / "measurements" / "zen5.json").read_text()
+    text = "<!-- measured: zen5 -->\n<!-- end of measured -->"
+    copy = tmp_path / "measurements" / "zen5.json"
+    pages = []
+    for figure in ("0.000233", "0.000323"):
+        copy.write_text(data.replace("0.000233", figure))
+        pages.append(tool.page_of(text, tmp_path))
+    assert pages[0] != pages[1]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_measurement_names_a_command_that_a_checkout_has(path):
+    command = json.loads(path.read_text())["source"]["command"]
+    assert command.startswith(COMMANDS)
+    words = shlex.split(command)
+    if words[:3] == ["python", "-m", "jaxfp8"]:
+        __main__._parser().parse_args(words[3:])
+    elif words[0] == "python":
+        assert (ROOT / words[1]).exists()
+    else:
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
 
 
 def test_a_record_of_the_benchmark_makes_a_table(tmp_path):
@@ -66,7 +89,14 @@ def test_a_figure_keeps_the_digits_that_were_recorded(written, cell):
     assert tool.cell(figure, "seconds", "ms", "FLOP/s") == cell
 
 
-def test_data_without_a_place_in_the_page_is_an_error(tmp_path):
-    (tmp_path / "lost.json").write_text("{}")
-    with pytest.raises(ValueError, match="lost"):
-        tool.page_of("no markers", tmp_path)
+def test_data_without_a_place_in_a_page_is_found(tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "lost.json").write_text("{}")
+    assert tool.missing(["no markers"], tmp_path) == ["tables/lost"]
+    assert not tool.missing(["<!-- table: lost -->\n<!-- end of table -->"], tmp_path)
+
+
+def test_a_table_shows_its_columns_and_keeps_notes_in_the_data():
+    rows = [{"a": 1, "b": "x", "notes": "long"}, {"a": 2, "shown": False}]
+    text = tool.plain_table({"columns": ["a", "b"], "more": "Notes", "rows": rows}, "data")
+    assert text == "| a | b |\n|---|---|\n| 1 | x |\n\nNotes: data."

@@ -1,13 +1,16 @@
-"""The tables of docs/measurements.md, made from docs/measurements/*.json.
+"""The tables of pages that are made from data: measurements, limits, machines that passed.
 
 python tools/measurement_tables.py            write them between their markers
 python tools/measurement_tables.py --check    print differences, and exit with 1; writes nothing
 
-A file is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists the fields) with a
-`source` added: `commit`, `command` if there is one, and `date` if the machine has no `time`.
-Optional are `notes`, and for a case `group`, `note` and `unit`. A `title`, a `remark` of the
+A file of docs/measurements/ is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists
+the fields) with a `source` added: `commit`, the `command` that measures it, and `date` if the
+machine has no `time`. `by` names another program, if the figures are from one. Optional are `notes`, and for a case `group`, `note` and `unit`. A `title`, a `remark` of the
 source, and failed attempts in `tried`, are for readers of the file. Figures keep their digits, at
 most four; longer ones are rounded to three.
+
+A file of docs/tables/ has `columns` and `rows`. Other fields of a row are notes for readers of the
+file, and a row with `"shown": false` is not in the page.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent.parent / "docs"
-PAGE = FOLDER / "measurements.md"
-MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(?P<begin><!-- (?P<kind>measured|table): (?P<name>\w+) -->\n)"
+    r".*?(?P<end><!-- end of (?:measured|table) -->)",
+    re.DOTALL,
+)
+DATA = {"measured": "measurements", "table": "tables"}
 _MOST_DIGITS, _DIGITS = 4, 3
 # A table is in microseconds if its shortest time is below this, else in milliseconds.
 _MICROSECONDS_BELOW = Decimal("1e-4")
@@ -40,22 +47,33 @@ Case = dict[str, Any]
 
 
 def page_of(text: str, folder: Path) -> str:
-    """The page with each marked part made anew.
-
-    Raises:
-      ValueError: a file of the folder has no place in the page.
-    """
-    names = [marked[2] for marked in MARKED.finditer(text)]
-    missing = sorted({path.stem for path in folder.glob("*.json")} - set(names))
-    if missing:
-        raise ValueError(f"no `<!-- measured: {missing[0]} -->` ... `<!-- end of measured -->`")
+    """The page with each marked part made anew, from the data below a folder."""
 
     def made(marked: re.Match[str]) -> str:
-        record = read(folder / f"{marked[2]}.json")
-        link = f"[data](measurements/{marked[2]}.json)"
-        return f"{marked[1]}\n{shown(record, link)}\n\n{marked[3]}"
+        place = f"{DATA[marked['kind']]}/{marked['name']}.json"
+        record = read(folder / place)
+        link = f"[data]({place})"
+        show = shown if marked["kind"] == "measured" else plain_table
+        return f"{marked['begin']}\n{show(record, link)}\n\n{marked['end']}"
 
     return MARKED.sub(made, text)
+
+
+def missing(texts: Sequence[str], folder: Path) -> list[str]:
+    """The files of data without a place in a page."""
+    found = {DATA[m["kind"]] + "/" + m["name"] for text in texts for m in MARKED.finditer(text)}
+    files = (path for place in DATA.values() for path in (folder / place).glob("*.json"))
+    return sorted({f"{path.parent.name}/{path.stem}" for path in files} - found)
+
+
+def plain_table(record: dict[str, Any], link: str) -> str:
+    """The columns of each shown row, and a link to the notes."""
+    columns = record["columns"]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for row in record["rows"]:
+        if row.get("shown", True):
+            lines.append(f"| {' | '.join(str(row.get(column, '')) for column in columns)} |")
+    return "\n".join([*lines, "", f"{record['more']}: {link}."])
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -89,8 +107,8 @@ def origin(record: dict[str, Any]) -> str:
         versions,
     ]
     date = source.get("date") or machine["time"][: len("2026-01-01")]
-    run = f"{date}, commit {source['commit']}"
-    run += f", `{source['command']}`" if "command" in source else ""
+    run = f"{date}, commit {source['commit']}, `{source['command']}`"
+    run += f" (jaxfp8 today; the figures are from {source['by']})" if "by" in source else ""
     return "; ".join([part for part in where if part]) + f". {run}"
 
 
@@ -175,16 +193,21 @@ def _notes_of(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, or compare it."""
-    before = PAGE.read_text()
-    after = page_of(before, FOLDER / "measurements")
-    if arguments == ["--check"]:
-        if before != after:
-            print("docs/measurements.md differs from docs/measurements/*.json.")
-            print("Run `python tools/measurement_tables.py`.")
-        return int(before != after)
-    PAGE.write_text(after)
-    return 0
+    """Write the pages, or compare them."""
+    before = {path: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
+    if lost := missing([*before.values()], FOLDER):
+        print(f"docs/{lost[0]}.json has no `<!-- measured: NAME -->` or `<!-- table: NAME -->`.")
+        return 1
+    after = {path: page_of(text, FOLDER) for path, text in before.items()}
+    stale = [path for path in before if before[path] != after[path]]
+    for path in stale:
+        if arguments == ["--check"]:
+            print(
+                f"docs/{path.name} differs from its data. Run `python tools/measurement_tables.py`."
+            )
+        else:
+            path.write_text(after[path])
+    return int(arguments == ["--check"] and bool(stale))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All cases by platform: the table of docs/measurements.md, and products of any shapes."""
+"""All cases by platform: the table of docs/measured_*.md, and products of any shapes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ XLA compiles such a product as one kernel of its own, which reads the codes, mak
 registers, and ends with what follows the product. A custom call is a launch more, and ends every
 fusion around it.
 
-Where the border lies was measured on an H100 alone; docs/measurements.md has the table. So other
+Where the border lies was measured on an H100 alone; docs/measured_h100.md has the table. So other
 GPUs keep the call, and so do programs that are exported to run elsewhere.
 """
 
