@@ -104,6 +104,7 @@ writers: setup  ## read files that other programs write, and compare; installs t
 
 docs: setup  ## build/docs/index.html: guides and reference as one site; a warning is an error
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/docs
+	$(BIN)/python tools/relative_words.py docs README.md
 
 clean:  ## remove all that was built, the environments too
 	rm -rf .venv .venv-latest build dist .pytest_cache .mypy_cache .ruff_cache

@@ -36,13 +36,26 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 # The navigation: (caption, pages). A page that is not there has no entry.
 NAVIGATION = (
-    ("Use", ("start", "rewrite", "precision", "quantize_dots", "quantization")),
-    ("Flax", ("flax", "nnx", "training", "experts", "qlora")),
-    ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
+    ("Begin", ("start", "troubleshooting", "faq", "coming_from")),
     (
-        "Know",
-        ("hardware", "measurements", "limits", "compare_with", "benchmark", "api_stability", "faq"),
+        "Use",
+        ("rewrite", "rewrite_rules", "precision", "quantize_dots", "quantization", "calibration"),
     ),
+    ("Flax", ("flax", "nnx", "training", "experts", "qlora")),
+    ("Serve", ("serving", "kv_cache", "checkpoint", "other_files", "export", "meshes")),
+    ("Speed", ("performance_gpu", "performance_cpu", "benchmark", "limits")),
+    (
+        "Measured",
+        (
+            "measurements",
+            "measured_amd",
+            "measured_intel",
+            "measured_h100",
+            "measured_h100_products",
+            "measured_h200",
+        ),
+    ),
+    ("Know", ("hardware", "compare_with", "real_libraries", "api_stability")),
     ("Inside", ("design", "custom_call", "cpu_kernels", "profiling", "contributing", "changelog")),
     (
         "Reference",

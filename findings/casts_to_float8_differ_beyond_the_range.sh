@@ -4,6 +4,8 @@
 #
 # Seen: 1e4 in e4m3fn is NaN in JAX, and 448 in the others. Infinity is NaN, 448 and 448. In e5m2 1e6
 # is infinity in JAX and in torch, and 57344 in onnxruntime, and so is infinity itself.
+set -euo pipefail
+folder=$(mktemp -d)
 . "$(dirname "$0")/environment"
 packages jax==0.12.0.1 torch==2.13.0 onnxruntime==1.32.0 onnx==1.23.2
 python - <<'PY'

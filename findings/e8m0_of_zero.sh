@@ -2,6 +2,8 @@
 # The scale of a block of zeros in an MX format. jax 0.12.0.1 rounds 0 to NaN in float8_e8m0fnu, and
 # so the block becomes NaN. torch 2.13.0 rounds it to 2^-127. Of -1 JAX makes NaN, and torch 1. Both
 # round 3 up to 4, where the MX specification takes the power of two below the largest value.
+set -euo pipefail
+folder=$(mktemp -d)
 . "$(dirname "$0")/environment"
 packages jax==0.12.0.1 torch==2.13.0
 python - <<'PY'

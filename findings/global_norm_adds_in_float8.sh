@@ -3,6 +3,8 @@
 # `jnp.sum` does. So gradients in float8 are clipped by a wrong norm.
 #
 # Seen: 14 for 400 ones, where the norm is 20.
+set -euo pipefail
+folder=$(mktemp -d)
 . "$(dirname "$0")/environment"
 packages optax==0.2.8 jax==0.12.0.1
 python - <<'PY'

@@ -4,6 +4,8 @@
 # values in bfloat16 and in float32 give 127.
 #
 # Seen: codes 0 and scale 1 for float16.
+set -euo pipefail
+folder=$(mktemp -d)
 . "$(dirname "$0")/environment"
 packages qwix==0.1.8 jax==0.12.0.1 flax==0.12.12
 python - <<'PY'

@@ -3,6 +3,8 @@
 # all groups NaN. An infinity in the activations stays in its row.
 #
 # Seen: [nan nan nan nan nan nan], where the groups without a NaN have sums of 4.
+set -euo pipefail
+folder=$(mktemp -d)
 . "$(dirname "$0")/environment"
 packages jax==0.12.0.1
 python - <<'PY'

@@ -4,6 +4,8 @@
 # module reads them.
 #
 # Seen: KeyError: 'F8_E4M3' (and the two others), from both modules.
+set -euo pipefail
+folder=$(mktemp -d)
 . "$(dirname "$0")/environment"
 packages safetensors==0.8.0 jax==0.12.0.1 flax==0.12.12
 python - <<'PY'

@@ -52,6 +52,14 @@ def test_every_file_a_page_links_to_exists(page):
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
+@pytest.mark.parametrize("script", sorted((ROOT / "findings").glob("*.sh")), ids=lambda p: p.stem)
+def test_a_finding_is_on_its_own_and_has_a_row_of_the_table(script):
+    text = script.read_text()
+    assert "set -euo pipefail" in text and "$(mktemp -d)" in text
+    assert re.search(r"^packages (\S+==\S+ ?)+$", text, re.MULTILINE)
+    assert f"`{script.stem}`" in (ROOT / "docs" / "real_libraries.md").read_text()
+
+
 PUBLIC = ("jaxfp8", *(f"jaxfp8.{name}" for name in jaxfp8._ON_DEMAND))
 
 

@@ -5,9 +5,10 @@ python tools/measurement_tables.py --check    print differences, and exit with 1
 
 A file of docs/measurements/ is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists
 the fields) with a `source` added: `commit`, the `command` that measures it, and `date` if the
-machine has no `time`. `by` names another program, if the figures are from one. Optional are `notes`, and for a case `group`, `note` and `unit`. A `title`, a `remark` of the
-source, and failed attempts in `tried`, are for readers of the file. Figures keep their digits, at
-most four; longer ones are rounded to three.
+machine has no `time`. `by` names another program, if the figures are from one. Optional are
+`notes`, and for a case `group`, `note` and `unit`. A `title`, a `remark` of the source, and failed
+attempts in `tried`, are for readers of the file. Figures keep their digits, at most four; longer
+ones are rounded to three.
 
 A file of docs/tables/ has `columns` and `rows`. Other fields of a row are notes for readers of the
 file, and a row with `"shown": false` is not in the page.

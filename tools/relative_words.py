@@ -1,6 +1,8 @@
-"""Relative words per sentence of comments and docstrings: `make check` prints it.
+"""Relative words per sentence of comments and docstrings, or of pages.
 
     python tools/relative_words.py [--worst N] [PATH ...]      jaxfp8 and ffi, or files and folders
+
+`make check` prints it of the sources, `make docs` of the pages.
 
 A relative clause makes a reader hold its noun until the clause ends. The count is of which, that,
 what, where, whose, who and whom. 0.15 is the aim.
@@ -23,6 +25,11 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 EXAMPLE = re.compile(r"```.*?```|^ *(?:>>>|\.\.\.).*$", re.DOTALL | re.MULTILINE)
 END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 C_SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".inc")
+# What of a page is no prose: code, tables that are made from data, the address of a link.
+NO_PROSE = re.compile(
+    r"^```.*?^```$|^<!-- measured.*?^<!-- end of measured -->$|^    .*$|(?<=\])\([^)]*\)|^\|?[-|: ]+$",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def python_prose(text: str) -> Iterator[str]:
@@ -43,6 +50,11 @@ def c_prose(text: str) -> Iterator[str]:
     )
 
 
+def page_prose(text: str) -> Iterator[str]:
+    """A page by its paragraphs, items of lists, and cells of tables."""
+    yield from re.split(r"\n\s*\n|\n(?:\s*[-*] |\|)|\|", NO_PROSE.sub(" ", text))
+
+
 def joined(comments: Iterable[tuple[int, str]]) -> Iterator[str]:
     """Comments of consecutive lines, as one text."""
     block, last = "", -2
@@ -56,8 +68,8 @@ def joined(comments: Iterable[tuple[int, str]]) -> Iterator[str]:
 
 def sentences(path: Path) -> Iterator[str]:
     """The sentences of a file's prose, of at least three words."""
-    text = path.read_text()
-    for piece in python_prose(text) if path.suffix == ".py" else c_prose(text):
+    prose = {".py": python_prose, ".md": page_prose}.get(path.suffix, c_prose)
+    for piece in prose(path.read_text()):
         yield from (" ".join(s.split()) for s in END.split(piece) if len(s.split()) >= 3)
 
 
@@ -66,7 +78,7 @@ def sources(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             tested = file.is_relative_to(ROOT / "ffi" / "tests")
-            if file.suffix in (".py", *C_SUFFIXES) and not tested:
+            if file.suffix in (".py", ".md", *C_SUFFIXES) and not tested:
                 yield file
 
 
