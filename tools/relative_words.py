@@ -27,7 +27,7 @@ END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 C_SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".inc")
 # What of a page is no prose: code, tables that are made from data, the address of a link.
 NO_PROSE = re.compile(
-    r"^```.*?^```$|^<!-- measured.*?^<!-- end of measured -->$|^    .*$|(?<=\])\([^)]*\)|^\|?[-|: ]+$",
+    r"^```.*?^```$|^<!-- measured.*?^<!-- end of measured -->$|^    [^\n]*$|(?<=\])\([^)\n]*\)",
     re.DOTALL | re.MULTILINE,
 )
 
