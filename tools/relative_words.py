@@ -52,7 +52,8 @@ def c_prose(text: str) -> Iterator[str]:
 
 def page_prose(text: str) -> Iterator[str]:
     """A page by its paragraphs, items of lists, and cells of tables."""
-    yield from re.split(r"\n\s*\n|\n(?:\s*[-*] |\|)|\|", NO_PROSE.sub(" ", text))
+    prose = re.sub(r"``.+?``|`[^`]+`", "code", NO_PROSE.sub(" ", text))
+    yield from re.split(r"\n\s*\n|\n(?:\s*[-*] |\|)|\|", prose)
 
 
 def joined(comments: Iterable[tuple[int, str]]) -> Iterator[str]:
