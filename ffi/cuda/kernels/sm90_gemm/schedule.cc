@@ -1,5 +1,6 @@
 #include "cuda/kernels/sm90_gemm/schedule.h"
 
+#include <span>
 #include <utility>
 
 #include "cuda/kernels/sm90_gemm/path.h"
@@ -17,8 +18,6 @@ Rates RatesOf(const Problem& problem) {
   return rates;
 }
 
-}  // namespace
-
 std::span<const TileShape> TileShapesOf(const Problem& problem) {
   if (SumsFirst(problem)) return kSumTileShapes;
   return kTileShapes;
@@ -29,6 +28,8 @@ double CyclesOf(const Problem& problem, const Configuration& configuration,
   const Times times = TimesOf(problem, configuration, kStepDepth, RatesOf(problem));
   return CyclesOf(MakeSchedule(problem, configuration), times, multiprocessors);
 }
+
+}  // namespace
 
 Configuration Choose(const Problem& given, int32_t multiprocessors) {
   const Problem problem = WithEvenGroups(given);

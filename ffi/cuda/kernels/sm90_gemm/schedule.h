@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "cuda/kernels/sm90/schedule.h"
 
@@ -16,13 +15,7 @@ inline constexpr TileShape kTileShapes[] = {{256, 128}, {128, 192}, {128, 128},
 inline constexpr TileShape kSumTileShapes[] = {{128, 256}, {256, 128}, {128, 128},
                                                {64, 128},  {64, 64},   {64, 32}};
 
-std::span<const TileShape> TileShapesOf(const Problem& problem);
-
 // The configuration with the shortest estimated time.
 Configuration Choose(const Problem& problem, int32_t multiprocessors);
-
-// Estimated clock cycles.
-double CyclesOf(const Problem& problem, const Configuration& configuration,
-                int32_t multiprocessors);
 
 }  // namespace jaxfp8::cuda::sm90

@@ -54,6 +54,16 @@ bool MayShare(const Problem& problem, const Configuration& c, const TileSchedule
          steps <= kMaxSharedSteps;
 }
 
+// The estimated time of a product.
+double CyclesOfMixed(const Problem& problem, const Configuration& configuration,
+                     int32_t multiprocessors) {
+  const TileSchedule s = MakeMixedSchedule(problem, configuration);
+  const Times times = MixedTimes(problem, configuration);
+  const double alone = CyclesOf(s, times, multiprocessors);
+  if (!MayShare(problem, configuration, s, multiprocessors)) return alone;
+  return std::min(alone, CyclesShared(s, times, configuration.tile, multiprocessors));
+}
+
 // The estimated time of groups of values, whose sizes are random: each ends in the middle of a
 // tile, and the last turn of the CTAs may have few.
 double CyclesOfGroups(const Problem& problem, TileShape tile, int32_t multiprocessors) {
@@ -86,15 +96,6 @@ void ShareUnits(const Problem& problem, const Configuration& configuration, int3
   const int32_t shared = SharedUnits(s, ctas);
   s.whole_units = s.units - shared;
   s.share = static_cast<int32_t>(Divide(int64_t{shared} * s.steps, ctas));
-}
-
-double CyclesOfMixed(const Problem& problem, const Configuration& configuration,
-                     int32_t multiprocessors) {
-  const TileSchedule s = MakeMixedSchedule(problem, configuration);
-  const Times times = MixedTimes(problem, configuration);
-  const double alone = CyclesOf(s, times, multiprocessors);
-  if (!MayShare(problem, configuration, s, multiprocessors)) return alone;
-  return std::min(alone, CyclesShared(s, times, configuration.tile, multiprocessors));
 }
 
 // Pairs were no faster.

@@ -26,10 +26,6 @@ void ShareUnits(const Problem& problem, const Configuration& configuration, int3
 // The configuration with the shortest estimated time.
 Configuration ChooseMixed(const Problem& problem, int32_t multiprocessors);
 
-// Estimated clock cycles.
-double CyclesOfMixed(const Problem& problem, const Configuration& configuration,
-                     int32_t multiprocessors);
-
 // Of the counters of a CTA, one for each of its consumer warpgroups; aligned, as the sums after
 // them.
 inline constexpr int32_t kCounterBytes = 16;
