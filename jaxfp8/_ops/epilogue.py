@@ -56,7 +56,7 @@ def prepare(
     for name in ("residual", "bias", "out_scale"):
         value = getattr(epilogue, name)
         if value is not None:
-            array = _check_addend(operation, name, value, out_shape)
+            array = check_addend(operation, name, value, out_shape)
             operands[name] = array.transpose(inverse)
     _check_out_scale_value(operation, epilogue.out_scale)
     if "out_scale" in operands:
@@ -152,7 +152,8 @@ def _check_out_scale_value(operation: str, out_scale: Any) -> None:
         raise ValueError(message(operation, "`out_scale`", got, needs, remedy))
 
 
-def _check_addend(operation: str, name: str, value: ArrayLike, out_shape: Shape) -> jax.Array:
+def check_addend(operation: str, name: str, value: ArrayLike, out_shape: Shape) -> jax.Array:
+    """An array that broadcasts over the output, at its rank."""
     array = as_array(operation, name, value)
     if array.dtype not in _dtypes.WIDE_FLOAT:
         got, needs = f"is a {array.dtype} array", f"{_dtypes.names(_dtypes.WIDE_FLOAT)} is needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call.ops.ragged_call import ragged_dot as bind
+from jaxfp8._call.ops.ragged_call import results_of as bind
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
+from jaxfp8._ops.epilogue import Epilogue, check_addend, prepare
 from jaxfp8._ops.operands import Operand, Side, as_sides
+from jaxfp8._ops.products import Product
 from jaxfp8._value import checks, dtypes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
-from jaxfp8._value.spec import OperandSpec, Shape, is_known
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, Shape, is_known
 
 _OPERATION = "jaxfp8.ragged_dot"
 
@@ -26,7 +30,15 @@ def ragged_dot(
     group_sizes: ArrayLike,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
-) -> jax.Array:
+    *,
+    bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    row_weights: ArrayLike | None = None,
+    out_scale: ArrayLike | None = None,
+    return_amax: bool = False,
+) -> Product:
     """Products of groups, computed on the 8-bit data: of rows, or along the contracted axis.
 
     The shapes decide:
@@ -43,13 +55,23 @@ def ragged_dot(
     without positions gives zeros. Values at positions of other groups, or of none, do not count,
     NaN included.
 
+    The first two take an epilogue, as a layer of experts needs it:
+
+        z = sum + residual + bias[g]
+        y = activation(z), or activation(z[:, :N / 2]) * z[:, N / 2:] if gated
+        y = row_weights * y;    out = y, or saturate(y / out_scale) in 8 bits
+
+    A row of no group has a sum of 0, and no bias.
+
     It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
     scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
     be 0. Known ones have to fit `lhs`. Among those of a traced array, one below 0 counts as 0, and
     excess over `lhs` is cut off.
 
     On the CPU it is one call: each group multiplies its own rows, or its own part of K, by the
-    kernel that `dot_general` would take.
+    kernel that `dot_general` would take. The call has the epilogue, but for gates and weights of
+    rows. XLA computes these behind the call. On GPUs, on several devices, under `vmap` and in
+    derivatives XLA computes the whole epilogue, from sums in float32.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch for two 8-bit operands without zero
     points: FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales
@@ -73,17 +95,25 @@ def ragged_dot(
       group_sizes: integers [G].
       precision: as in `dot_general`. Pass HIGHEST for gradients, which are sums over many tokens:
         where no scale changes along K, a GPU may sum FP8 fast, in fewer bits than float32.
-      preferred_element_type: output dtype: float32, bfloat16 or float16. Default: the float
-        side's dtype, else that of the scales, else float32.
+      preferred_element_type: output dtype: float32, bfloat16 or float16; or 8 bits, with
+        `out_scale`. Default: the float side's dtype, else that of the scales, else float32.
+      bias: [G or 1, N or 1], or [N]: one row for each group.
+      residual: broadcasts over the output; not with `gated`.
+      activation: as in `dot_general`.
+      gated: whether the columns are those of a gate, then those that it multiplies.
+      row_weights: [M] or [G, M], such as the weights of a router.
+      out_scale, return_amax: as in `dot_general`.
 
     Both operands may be any of `dot_general`'s, except a `PreparedArray`.
 
     Returns:
-      [M, N] for the first of these, else [G, M, N].
+      [M, N] for the first of these, else [G, M, N]; N / 2 columns if gated. An 8-bit output is a
+      `QArray`. With `return_amax` it is `(out, amax)`.
 
     Raises:
       TypeError: an operand, the sizes or the output dtype is not listed above.
-      ValueError: shapes do not fit; `precision` is unknown; or known sizes do not fit `lhs`.
+      ValueError: shapes do not fit; `precision` or `activation` is unknown; known sizes do not fit
+        `lhs`; or groups along K have an epilogue.
       UnsupportedError: inside `jaxfp8.strict()`, if no kernel takes it.
 
     Example:
@@ -97,6 +127,9 @@ def ragged_dot(
       >>> y = jax.eval_shape(jaxfp8.ragged_dot, tokens, cotangents.mT, jnp.array([3, 1]))
       >>> y.shape
       (2, 4, 6)
+      >>> y = jaxfp8.ragged_dot(rows, experts, jnp.array([3, 1]), bias=jnp.array([[1.0], [0.5]]))
+      >>> y[:, 0].round(1).tolist()
+      [2.0, 2.0, 2.0, 2.5, 0.0]
     """
     for name, operand in (("lhs", lhs), ("rhs", rhs)):
         if isinstance(operand, PreparedArray):
@@ -107,15 +140,63 @@ def ragged_dot(
     sizes = as_sizes(_OPERATION, group_sizes)
     check_shapes(_OPERATION, sides[0].shape, sides[1].shape, sizes)
     check_known_sizes(_OPERATION, group_sizes, sides[0].shape, sides[1].shape)
-    spec = RaggedSpec(
+    bare = RaggedSpec(
         lhs=_spec(sides[0], 1),
         rhs=_spec(sides[1], 0),
         groups=sizes.shape[0],
+        gated=bool(gated),
+        weighted=row_weights is not None,
         precision=checks.as_precision(_OPERATION, precision),
-        out_dtype=_out_dtype(preferred_element_type, sides).name,
+        epilogue=EpilogueSpec(out_dtype=_out_dtype(preferred_element_type, sides).name),
     )
-    named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
-    return bind(spec, {**named, "group_sizes": sizes})
+    epilogue = Epilogue(bias, residual, activation, out_scale, return_amax)
+    spec, planes = _with_epilogue(bare, epilogue, row_weights)
+    named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs"), **planes}
+    out, *amax = bind(spec, {**named, "group_sizes": sizes})
+    y: Product = out
+    if dtypes.is_eight_bit(spec.out_dtype):
+        scale = planes["out_scale"].reshape(planes["out_scale"].shape[-out.ndim :])
+        y = QArray(dtypes.bits_as(out, np.dtype(spec.out_dtype)), scale)
+    return (y, amax[0].reshape(())) if amax else y
+
+
+def _with_epilogue(
+    spec: RaggedSpec, epilogue: Epilogue, row_weights: ArrayLike | None
+) -> tuple[RaggedSpec, dict[str, jax.Array]]:
+    """The spec with a checked epilogue, and its operands at rank 3: groups, rows, columns."""
+    _check_places(spec, epilogue)
+    out, dtype = spec.out_shape, np.dtype(spec.out_dtype)
+    order = tuple(range(len(out)))
+    wide = dataclasses.replace(epilogue, bias=None)
+    after = prepare(_OPERATION, wide, out, order, dtype)
+    planes = {name: x.reshape((1,) * (3 - x.ndim) + x.shape) for name, x in after.operands.items()}
+    if epilogue.bias is not None:
+        own = check_addend(_OPERATION, "bias", epilogue.bias, (spec.groups, spec.columns))
+        planes["bias"] = jnp.broadcast_to(own, (spec.groups, own.shape[1]))[:, None]
+    given: dict[str, Any] = {name: x.shape for name, x in planes.items()}
+    if epilogue.return_amax:
+        given["amax"] = (1, 1, 1)
+    if row_weights is not None:
+        weights = check_addend(_OPERATION, "row_weights", row_weights, spec.row_shape)
+        planes["row_weights"] = jnp.broadcast_to(weights, spec.row_shape)
+    return dataclasses.replace(spec, epilogue=dataclasses.replace(after.spec, **given)), planes
+
+
+def _check_places(spec: RaggedSpec, epilogue: Epilogue) -> None:
+    """Refuses an epilogue of products that have none."""
+    given = {**vars(epilogue), "gated": spec.gated, "row_weights": spec.weighted or None}
+    names = [name for name, value in given.items() if value is not None and value is not False]
+    if spec.grouping == "contracted" and (names or dtypes.is_eight_bit(spec.out_dtype)):
+        names = names or ["preferred_element_type"]
+        needs, remedy = "groups along the contracted axis are sums alone", "apply it to the result"
+    elif spec.gated and epilogue.residual is not None:
+        names, needs, remedy = ["residual"], "a gated output takes none", "add it to the result"
+    elif spec.gated and is_known((spec.columns,)) and spec.columns % 2:
+        names, needs = ["gated"], f"{spec.columns} columns have no halves"
+        remedy = "give the columns of the gate, then as many more"
+    else:
+        return
+    raise ValueError(message(_OPERATION, f"`{names[0]}`", "is given", needs, remedy))
 
 
 def _spec(side: Side, contracted: int) -> OperandSpec:
@@ -199,7 +280,8 @@ def check_shapes(operation: str, lhs: Shape, rhs: Shape, sizes: jax.Array) -> No
 
 def _out_dtype(asked: DTypeLike | None, sides: tuple[Side, Side]) -> np.dtype:
     if asked is not None:
-        return checks.as_dtype(_OPERATION, "preferred_element_type", asked, dtypes.WIDE_FLOAT)
+        allowed = (*dtypes.WIDE_FLOAT, *dtypes.EIGHT_BIT)
+        return checks.as_dtype(_OPERATION, "preferred_element_type", asked, allowed)
     floats = [side.dtype for side in sides if side.dtype in dtypes.WIDE_FLOAT]
     named = floats or [side.result_dtype for side in sides if side.result_dtype is not None]
     return np.dtype(jnp.promote_types(named[0], named[-1])) if named else np.dtype(np.float32)

@@ -23,6 +23,7 @@ from jaxfp8._value import compat
 from jaxfp8._value.checks import as_dtype, as_floats
 from jaxfp8._value.dtypes import WIDE_FLOAT
 from jaxfp8._value.errors import message
+from jaxfp8._value.spec import EpilogueSpec
 
 _OPERATION = "jaxfp8.fp8_ragged_dot"
 _IN_FLOATS = "take `jax.lax.ragged_dot`, which multiplies in floats"
@@ -212,7 +213,7 @@ def _multiply(
         lhs=sides[0],
         rhs=sides[1],
         groups=sizes.shape[0],
-        out_dtype=out_dtype.name,
+        epilogue=EpilogueSpec(out_dtype=out_dtype.name),
         precision="default" if precision == jax.lax.Precision.DEFAULT else "highest",
     )
     named = {"lhs_scale": lhs.scale, "rhs_scale": rhs.scale, "group_sizes": sizes}

@@ -16,7 +16,7 @@ import jaxfp8
 from jaxfp8._call.library import ffi, strictness
 from jaxfp8._call.ops import ragged_lowering, ragged_reference
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
-from jaxfp8._value.spec import OperandSpec
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
 
@@ -317,7 +317,9 @@ def spec(lhs="int8", rhs="int8", *, lhs_tiles=(1, 8), rhs_tile=None, depth=8, **
             (rhs, (2, 3, depth), 2, (0,), (1, 1, rhs_tile or max(depth, 1))),
         )
     ]
-    return RaggedSpec(lhs=sides[0], rhs=sides[1], groups=2, out_dtype="float32")
+    return RaggedSpec(
+        lhs=sides[0], rhs=sides[1], groups=2, epilogue=EpilogueSpec(out_dtype="float32")
+    )
 
 
 FLOAT8 = "float8_e4m3fn"

@@ -13,7 +13,7 @@ import jaxfp8
 from jaxfp8._call.library import strictness
 from jaxfp8._call.ops import ragged_lowering
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
-from jaxfp8._value.spec import OperandSpec
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
 
@@ -215,7 +215,9 @@ def spec(dtype=FP8, *, rows=5, columns=7, depth=300, groups=3, tile=None, zero_p
         )
         for lines in (rows, columns)
     ]
-    return RaggedSpec(lhs=sides[0], rhs=sides[1], groups=groups, out_dtype="float32")
+    return RaggedSpec(
+        lhs=sides[0], rhs=sides[1], groups=groups, epilogue=EpilogueSpec(out_dtype="float32")
+    )
 
 
 MOST = (2**31 - 1) // 2

@@ -233,3 +233,8 @@ def test_a_miss_has_a_reason(fun, reason):
     q = codes(jnp.int8)
     (row,) = jaxfp8.explain(fun)(X, q.qvalue, q.scale).sites
     assert not row.rewritten and reason in row.reason
+
+
+def test_ragged_dots_of_floats_are_counted():
+    report = jaxfp8.explain(lambda x, w: lax.ragged_dot(x, w, SIZES) @ w[0].T)(X, W)
+    assert (report.others, report.sites) == (2, ())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -24,6 +25,7 @@ from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.mesh.shards import Parts
 from jaxfp8._call.ops import (
     ragged_cpu,
+    ragged_epilogue,
     ragged_lowering,
     ragged_reference,
     ragged_shards,
@@ -44,7 +46,7 @@ ragged_dot_p.multiple_results = True
 def ragged_dot(
     spec: RaggedSpec, named: dict[str, Any], out_sharding: PartitionSpec | None = None
 ) -> jax.Array:
-    """Binds one ragged dot.
+    """Binds one ragged dot without an amax.
 
     Args:
       spec: the problem.
@@ -52,11 +54,29 @@ def ragged_dot(
         sizes.
       out_sharding: of the output along explicit mesh axes; by default it follows the operands.
     """
+    return results_of(spec, named, out_sharding)[0]
+
+
+def results_of(
+    spec: RaggedSpec, named: dict[str, Any], out_sharding: PartitionSpec | None = None
+) -> list[jax.Array]:
+    """The results of a ragged dot: `[out]`, or `[out, amax]`; FP8 outputs as bytes."""
     spec, named = explicit.with_whole_tiles(spec, named)
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
     split = partitioning.is_wanted(operands)
-    params = {"spec": spec, "split": split, "out_sharding": out_sharding}
-    return ragged_dot_p.bind(*operands, **params)[0]
+    params: dict[str, Any] = {"spec": spec, "split": split, "out_sharding": out_sharding}
+    on_explicit_axes = explicit.mesh_of(map(jax.typeof, operands)) is not None
+    if on_explicit_axes and not spec.is_plain:
+        return _composed(*operands, **params)
+    return ragged_dot_p.bind(*operands, **params)
+
+
+def _composed(*operands: jax.Array, spec: RaggedSpec, **params: Any) -> list[jax.Array]:
+    """The ragged dot in float32, and the epilogue behind it."""
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    of_sums = [named[name] for name in spec.plain.operand_names()]
+    (sums,) = ragged_dot_p.bind(*of_sums, spec=spec.plain, **params)
+    return ragged_epilogue.finish(sums, named, spec)
 
 
 run_compiled(ragged_dot_p)
@@ -80,15 +100,19 @@ def _abstract_eval(
     }
     for name, aval in zip(spec.operand_names(), avals, strict=True):
         side = spec.lhs if name.startswith("lhs") else spec.rhs
-        dtype, shape = expected.get(name, (aval.dtype.name, side.scale_shape))
+        factor = spec.plane_shapes.get(name, side.scale_shape)
+        dtype, shape = expected.get(name, (aval.dtype.name, factor))
         is_bytes = dtypes.is_float8(dtype) and aval.dtype == np.uint8
         if aval.shape != shape or not (is_bytes or aval.dtype == np.dtype(dtype)):
             raise TypeError(
                 f"`ragged_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
                 f"{dtype}{list(shape)}; make the spec from the operands."
             )
-    sharding = _sharding(avals, spec, out_sharding)
-    return [compat.output_aval(avals, spec.out_shape, np.dtype(spec.out_dtype), sharding)]
+    sharding, stored = _sharding(avals, spec, out_sharding), dtypes.storage(spec.out_dtype)
+    out = [compat.output_aval(avals, spec.out_shape, stored, sharding)]
+    if spec.epilogue.amax is not None:
+        out.append(compat.output_aval(avals, spec.epilogue.amax, np.dtype(np.float32)))
+    return out
 
 
 def _sharding(
@@ -125,7 +149,10 @@ def _batch(
     split: bool,
     out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[int]]:
-    del split, out_sharding
+    if not spec.is_plain:
+        composed = functools.partial(_composed, spec=spec, split=split, out_sharding=out_sharding)
+        results = jax.vmap(composed, axes)(*operands)
+        return results, [0] * len(results)
     _tell_of_groups(spec, "it is under `vmap`")
     each = jax.vmap(functools.partial(_define, spec=spec), axes)
     if mapped := explicit.splits_mapped(operands, axes):  # each device maps over its own part
@@ -154,19 +181,26 @@ def _jvp(
     out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[Any]]:
     moving = [i for i, tangent in enumerate(tangents) if _moves(tangent)]
-    if moving:
-        _tell_of_groups(spec, "it is differentiated")
-    results = ragged_dot_p.bind(*primals, spec=spec, split=split, out_sharding=out_sharding)
+    params: dict[str, Any] = {"spec": spec, "out_sharding": out_sharding}
     if not moving:
-        return results, [ad.Zero(jax.typeof(results[0]).to_tangent_aval())]
+        results = ragged_dot_p.bind(*primals, split=split, **params)
+        return results, list(map(compat.zero_tangent, results))
 
     def of_moving(*floats: jax.Array) -> list[jax.Array]:
         operands = dict(enumerate(primals)) | dict(zip(moving, floats, strict=True))
-        return _define(*operands.values(), spec=spec, out_sharding=out_sharding)
+        if spec.is_plain:
+            return _define(*operands.values(), **params)
+        return _composed(*operands.values(), split=split, **params)
 
     pairs = [(primals[i], tangents[i]) for i in moving]
     points, directions = zip(*pairs, strict=True)
-    return results, jax.jvp(of_moving, points, directions)[1]
+    results, found = jax.jvp(of_moving, points, directions)
+    if spec.is_plain:
+        _tell_of_groups(spec, "it is differentiated")
+        results = ragged_dot_p.bind(*primals, split=split, **params)
+    floats = [jnp.issubdtype(y.dtype, np.floating) for y in results]
+    zeros = map(compat.zero_tangent, results)
+    return results, [d if f else z for d, f, z in zip(found, floats, zeros, strict=True)]
 
 
 def _moves(tangent: Any) -> bool:
@@ -211,6 +245,30 @@ def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec) -> Any:
         return lower_call(ctx, *operands, spec=spec)
     _tell_of_groups(spec, reason)
     return _lower_dots(ctx, *operands, spec=spec)
+
+
+def _with_epilogue(platform: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule, with an epilogue behind the call unless the call has it."""
+
+    def lower(ctx: Any, *operands: Any, spec: RaggedSpec, **params: Any) -> Any:
+        alone = not (params["split"] and compat.place_of(ctx))
+        if spec.is_plain or (alone and why_behind(spec, platform) is None):
+            return rule(ctx, *operands, spec=spec, **params)
+        call = functools.partial(_composed, spec=spec, **params)
+        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+    return lower
+
+
+def why_behind(spec: RaggedSpec, platform: str) -> str | None:
+    """Why XLA computes the epilogue behind the call, or None if the call does."""
+    if spec.is_plain:
+        return None
+    if platform != "cpu":
+        return "kernels for groups have no epilogue"
+    if spec.gated or spec.weighted:
+        return "the call has no gate and no weights of rows"
+    return why_not(spec, platform)
 
 
 def _parts(
@@ -261,4 +319,5 @@ remat.count_as_dots(
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = partitioning.lowering(functools.partial(_lower, _platform), _parts)
     _rule = _moved_as_bytes(explicit.lowering(_rule, _parts))
+    _rule = _with_epilogue(_platform, _rule)
     mlir.register_lowering(ragged_dot_p, _rule, platform=_platform)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._call.library import ffi
@@ -32,22 +33,33 @@ def call(*operands: jax.Array, spec: RaggedSpec) -> list[jax.Array]:
     ffi.ensure_registered("cpu")
     named = dict(zip(spec.operand_names(), operands, strict=True))
     sizes, dot = named.pop("group_sizes"), _dot(spec)
-    out = jax.ShapeDtypeStruct(spec.out_shape, np.dtype(spec.out_dtype))
-    return [
-        jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(
-            *(_array(named[name], name[:3], spec) for name in dot.operand_names()),
-            sizes,
-            **dot.attributes(),
-            grouping=spec.grouping,
-            kernel="",
-        )
-    ]
+    results = [jax.ShapeDtypeStruct(spec.out_shape, dtypes.storage(spec.out_dtype))]
+    if dot.epilogue.amax is not None:
+        results.append(jax.ShapeDtypeStruct(dot.epilogue.amax, np.dtype(np.float32)))
+    found = jax.ffi.ffi_call(ffi.RAGGED_TARGET, results)(
+        *(_given(named[name], name, spec) for name in dot.operand_names()),
+        sizes,
+        **dot.attributes(),
+        grouping=spec.grouping,
+        kernel="",
+    )
+    return [found[0], *(y.reshape(1, 1, 1) for y in found[1:])]
 
 
 def _dot(spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group with all rows, or all of K."""
     lhs, rhs = _of_group("lhs", spec), _of_group("rhs", spec)
-    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=spec.epilogue, precision=spec.precision)
+    epilogue = spec.epilogue.map_shapes(lambda shape: shape[1:])
+    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
+
+
+def _given(x: jax.Array, name: str, spec: RaggedSpec) -> jax.Array:
+    """An operand in the layout of the call."""
+    if name not in spec.plane_shapes:
+        return _array(x, name[:3], spec)
+    if name != "bias" and spec.grouping == "rows":
+        return x[0]
+    return jnp.broadcast_to(x, (spec.groups, *x.shape[1:]))
 
 
 def _of_group(name: str, spec: RaggedSpec) -> OperandSpec:

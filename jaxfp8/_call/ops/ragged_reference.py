@@ -31,14 +31,19 @@ class RaggedSpec:
       rhs: with one contracting and one free axis, and the groups as its batch axis unless they
         divide the contracting one.
       groups: number of groups (G).
-      out_dtype: a wide float.
+      epilogue: with shapes [G or 1, M or 1, N or 1] for any grouping. A bias has one row for each
+        group. Groups along the contracted axis have an output dtype alone, a wide float.
+      gated: whether the output is `activation(first half of columns) * second half`.
+      weighted: whether each row is multiplied by a weight, before amax and the output scale.
       precision: as in `ScaledDotSpec`.
     """
 
     lhs: OperandSpec
     rhs: OperandSpec
     groups: int
-    out_dtype: str
+    epilogue: EpilogueSpec
+    gated: bool = False
+    weighted: bool = False
     precision: str = "default"
 
     @property
@@ -63,21 +68,45 @@ class RaggedSpec:
         return self.rhs.shape[self.rhs.free[0]]
 
     @property
-    def epilogue(self) -> EpilogueSpec:
-        """That of each group's dot."""
-        return EpilogueSpec(out_dtype=self.out_dtype)
+    def out_dtype(self) -> str:
+        """Logical dtype of the output."""
+        return self.epilogue.out_dtype
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the output is the sum, rounded."""
+        plain = EpilogueSpec(out_dtype=self.out_dtype)
+        return not (self.gated or self.weighted) and self.epilogue == plain
+
+    @property
+    def plain(self) -> RaggedSpec:
+        """The same without its epilogue, in float32."""
+        plain = EpilogueSpec(out_dtype="float32")
+        return dataclasses.replace(self, epilogue=plain, gated=False, weighted=False)
 
     @property
     def out_shape(self) -> Shape:
-        """[M, N], or [G, M, N]."""
-        lead = () if self.grouping == "rows" else (self.groups,)
-        return (*lead, self.rows, self.columns)
+        """[M, N], or [G, M, N]; half the columns if gated."""
+        columns = self.columns // 2 if self.gated else self.columns
+        return (*self.row_shape, columns)
+
+    @property
+    def row_shape(self) -> Shape:
+        """[M], or [G, M]."""
+        return (self.rows,) if self.grouping == "rows" else (self.groups, self.rows)
+
+    @property
+    def plane_shapes(self) -> dict[str, Shape]:
+        """Shapes of the epilogue's operands, in order."""
+        given = {name: getattr(self.epilogue, name) for name in ("residual", "bias", "out_scale")}
+        given["row_weights"] = self.row_shape if self.weighted else None
+        return {name: shape for name, shape in given.items() if shape is not None}
 
     def operand_names(self) -> tuple[str, ...]:
         """The operands of the primitive, in order."""
         sides = (("lhs", self.lhs), ("rhs", self.rhs))
         given = [f"{n}_{f}" for n, side in sides for f in _FACTORS if getattr(side, f)]
-        return ("lhs", "rhs", "group_sizes", *given)
+        return ("lhs", "rhs", "group_sizes", *given, *self.plane_shapes)
 
     def told(self, x: Any = None) -> str:
         """The product in words, for messages; the arrays are those of the spec, not `x`."""
@@ -86,7 +115,8 @@ class RaggedSpec:
 
     def __str__(self) -> str:
         """Such as `(float8_e4m3fn[8,4] . float8_e4m3fn[2,4,6] in 2 groups > bfloat16)`."""
-        return f"({self.lhs} . {self.rhs} in {self.groups} groups > {self.out_dtype})"
+        more = " gated" * self.gated + " weighted" * self.weighted
+        return f"({self.lhs} . {self.rhs} in {self.groups} groups{more} {self.epilogue})"
 
 
 def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
@@ -94,7 +124,7 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 
     Args:
       *operands: as `spec.operand_names()` lists them.
-      spec: the problem.
+      spec: the problem, without an epilogue.
     """
     named: dict[str, Any] = dict(zip(spec.operand_names(), operands, strict=True))
     sizes = named.pop("group_sizes")
@@ -105,7 +135,8 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 def dot_of_group(spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group, with all rows or all of K; of all groups if masked."""
     rhs = _one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
-    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=spec.epilogue, precision=spec.precision)
+    plain = spec.epilogue if spec.is_plain else spec.plain.epilogue
+    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=plain, precision=spec.precision)
 
 
 def _masked(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:

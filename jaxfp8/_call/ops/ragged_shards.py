@@ -23,7 +23,7 @@ from jaxfp8._call.mesh import sharded_dot
 from jaxfp8._call.mesh.shards import Factors, Names, Shards
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import OperandSpec, Shape
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, Shape
 from jaxfp8._value.tiles import repeated
 
 _Named = dict[str, Any]
@@ -94,7 +94,7 @@ def _local(spec: RaggedSpec, shards: Shards) -> RaggedSpec:
         lhs=lhs,
         rhs=rhs,
         groups=rhs.shape[rhs.batch[0]] if rhs.batch else spec.groups // shards.parts("g0"),
-        out_dtype="float32" if shards.axes("k0") else spec.out_dtype,
+        epilogue=EpilogueSpec(out_dtype="float32" if shards.axes("k0") else spec.out_dtype),
     )
 
 

@@ -24,6 +24,7 @@ from jaxfp8._rewrite.plan import calls
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import compat, dtypes
+from jaxfp8._value.spec import EpilogueSpec
 
 _NAME = "ragged_dot_general"
 _GIVE = "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide"
@@ -69,7 +70,7 @@ def _call(site: DotSite) -> Value | _Miss:
         lhs=lhs_spec,
         rhs=rhs_spec,
         groups=sizes.shape[0],
-        out_dtype=out.dtype.name,
+        epilogue=EpilogueSpec(out_dtype=out.dtype.name),
         precision=site.precision,
     )
     if (reason := ragged_call.why_not(spec, targets.platform())) is not None:

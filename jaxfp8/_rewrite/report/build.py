@@ -155,14 +155,24 @@ def _scale_of(side: OperandSpec) -> tuple[Shape | None, Shape, Shape]:
 
 
 def _notes_of(op: Op) -> str:
-    """What the scales of a call cost, and a second rounding."""
-    spec: ScaledDotSpec = op.params["spec"]
+    """What the scales of a call cost, a second rounding, and an epilogue outside of the call."""
+    spec: ScaledDotSpec | RaggedSpec = op.params["spec"]
     sides = {"left": spec.lhs, "right": spec.rhs}
     notes = [
         granularity.note(name, *_scale_of(side), eight_bit=dtypes.is_eight_bit(side.dtype))
         for name, side in sides.items()
     ]
-    return "; ".join(filter(None, [*notes, second_rounding.of_call(op)]))
+    notes += [second_rounding.of_call(op), _epilogue_behind(spec)]
+    return "; ".join(filter(None, notes))
+
+
+def _epilogue_behind(spec: ScaledDotSpec | RaggedSpec) -> str:
+    """Where XLA computes the epilogue of groups behind their call, and why; "" for nowhere."""
+    if not isinstance(spec, RaggedSpec):
+        return ""
+    told = {name: ragged_call.why_behind(spec, name) for name in ("cpu", "cuda")}
+    behind = [f"on {name} {reason}" for name, reason in told.items() if reason is not None]
+    return f"XLA computes the epilogue: {', '.join(behind)}" if behind else ""
 
 
 def _what_it_computes(site: DotSite) -> str:
@@ -293,6 +303,8 @@ def _epilogue(spec: ScaledDotSpec | RaggedSpec) -> str:
         "residual": epilogue.residual is not None,
         "bias": epilogue.bias is not None,
         epilogue.activation: epilogue.activation != "none",
+        "gate": isinstance(spec, RaggedSpec) and spec.gated,
+        "row weights": isinstance(spec, RaggedSpec) and spec.weighted,
         "amax": epilogue.amax is not None,
         "out scale": epilogue.out_scale is not None,
     }

@@ -53,8 +53,10 @@ def _has_groups_of_batches(params: Params) -> bool:
 
 
 def _miss(walk: Context, site: DotSite) -> None:
-    """Record why a product is missed, if 8-bit data reaches it."""
+    """Record why a product is missed, if 8-bit data reaches it; else only count a ragged dot."""
     if not site.concerned:
+        if site.op.name == RAGGED_DOT:
+            walk.see(site)
         return
     known = [fact for _, fact in site.given if fact is not None]
     ended = next((fact for fact in known if isinstance(fact, Lost)), None)

@@ -1,0 +1,87 @@
+"""The epilogue of a ragged dot by XLA, behind its sums.
+
+It is the definition. It also serves wherever the library has no epilogue in groups: on GPUs, on
+meshes, for gates and for weights of rows.
+
+    z = sum + residual + bias of its group
+    y = activation(z), or activation(z[:, :N / 2]) * z[:, N / 2:] if gated;  times the row's weight
+
+A row of no group has a sum of 0, and no bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxfp8._call.mesh import explicit
+from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
+from jaxfp8._call.reference import dot_reference
+from jaxfp8._value import compat
+
+
+def finish(sums: jax.Array, named: dict[str, Any], spec: RaggedSpec) -> list[jax.Array]:
+    """The results of a ragged dot: `[out]` or `[out, amax]`.
+
+    Args:
+      sums: of `spec.plain`, float32.
+      named: operands of `spec` by name.
+      spec: the problem.
+    """
+    if spec.gated:
+        sums = _of_whole_rows(sums)
+    if "residual" in named:
+        sums = sums + compat.laid_along(_plane(named["residual"], spec), sums)
+    if "bias" in named:
+        sums = sums + _bias(named["bias"], named["group_sizes"], spec, sums)
+    y = _activated(sums, spec)
+    if "row_weights" in named:
+        weights = named["row_weights"].astype(jnp.float32)[..., None]
+        y = y * compat.laid_along(weights, y)
+    amax = [] if spec.epilogue.amax is None else [jnp.max(jnp.abs(y), initial=0).reshape(1, 1, 1)]
+    if "out_scale" in named:
+        y = y / compat.laid_along(_plane(named["out_scale"], spec), y)
+    return [dot_reference.cast_output(y, spec.out_dtype), *amax]
+
+
+def _activated(sums: jax.Array, spec: RaggedSpec) -> jax.Array:
+    activate = dot_reference.ACTIVATIONS[spec.epilogue.activation]
+    if not spec.gated:
+        return activate(sums)
+    gate, up = jnp.split(sums, 2, -1)
+    return activate(gate) * up
+
+
+def _plane(x: jax.Array, spec: RaggedSpec) -> jax.Array:
+    """A plane at the rank of the output, in float32."""
+    return (x[0] if spec.grouping == "rows" else x).astype(jnp.float32)
+
+
+def _of_whole_rows(x: jax.Array) -> jax.Array:
+    """The array with its columns unsplit along explicit mesh axes."""
+    if not explicit.splits(jax.typeof(x))[-1]:
+        return x
+    return jax.reshard(x, PartitionSpec(*jax.typeof(x).sharding.spec[:-1], None))
+
+
+def _bias(bias: jax.Array, sizes: jax.Array, spec: RaggedSpec, like: jax.Array) -> jax.Array:
+    """The bias of each row's group; 0 for rows of no group."""
+    wide = bias.astype(jnp.float32)
+    if spec.grouping == "masked":
+        inside = jnp.arange(spec.rows) < sizes[:, None]
+        return jnp.where(inside[..., None], compat.laid_along(wide, like), 0)
+    group = jnp.searchsorted(group_ends(sizes, spec.rows), jnp.arange(spec.rows), "right")
+    split = jax.typeof(like).sharding if explicit.mesh_of([jax.typeof(like)]) else None
+    if split is not None:
+        wide = jax.reshard(wide, PartitionSpec())
+    # A row of no group has the index behind the last one.
+    rows = wide[:, 0].at[group].get(mode="fill", fill_value=0, out_sharding=_rows(split))
+    return compat.laid_along(rows, like)
+
+
+def _rows(split: Any) -> Any:
+    """Rows split like those of the output, each of them whole."""
+    return None if split is None else split.update(spec=PartitionSpec(split.spec[0], None))
