@@ -12,7 +12,18 @@ from typing import Any
 
 import jaxfp8
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1", "deepseek_v3")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "dots1",
+    "deepseek_v3",
+)
+_QWEN2 = ("qwen2", "qwen2_moe")
 # Names of the hidden size of a dense layer, and of an expert.
 _DENSE, _EXPERT = "intermediate_size", "moe_intermediate_size"
 
@@ -47,6 +58,7 @@ class Mixture:
     Attributes:
       experts, per_token: number of experts, and of those of a token.
       hidden, shared: hidden sizes of an expert, and of all shared ones together.
+      shared_gate: whether a gate multiplies the shared expert.
       dense: how many first layers are dense.
       sigmoid: whether scores are sigmoids, chosen with a bias, or a softmax.
       renormalise: whether the weights of the experts of a token add up to 1.
@@ -58,6 +70,7 @@ class Mixture:
     per_token: int
     hidden: int
     shared: int = 0
+    shared_gate: bool = False
     dense: int = 0
     sigmoid: bool = False
     renormalise: bool = True
@@ -78,6 +91,7 @@ class Mixture:
             "top_groups": self.top_groups,
             "use_selection_bias": self.sigmoid,
             "shared_features": self.shared,
+            "use_shared_gate": self.shared_gate,
         }
 
 
@@ -184,7 +198,7 @@ def parse(said: Mapping[str, Any]) -> Config:
         raise ValueError(f"config.json: model_type {family!r} is not one of {', '.join(FAMILIES)}")
     if said.get("hidden_act", "silu") != "silu":
         raise ValueError(f"config.json: hidden_act {said['hidden_act']!r}, but silu is computed")
-    if family == "qwen3_moe" and (
+    if family in ("qwen2_moe", "qwen3_moe") and (
         said.get("mlp_only_layers") or said.get("decoder_sparse_step", 1) != 1
     ):
         raise ValueError("config.json: some layers are dense; experts in every layer are needed")
@@ -206,8 +220,8 @@ def parse(said: Mapping[str, Any]) -> Config:
         rope=_rope(said),
         window=said.get("sliding_window") if _uses_window(said) else None,
         tied=said.get("tie_word_embeddings", False),
-        qkv_bias=family == "qwen2" or said.get("attention_bias", False),
-        out_bias=family != "qwen2" and said.get("attention_bias", False),
+        qkv_bias=family in _QWEN2 or said.get("attention_bias", False),
+        out_bias=family not in _QWEN2 and said.get("attention_bias", False),
         qk_norm=family in ("qwen3", "qwen3_moe", "dots1"),
         mixture=_mixture(family, said),
         end=_ends(said.get("eos_token_id")),
@@ -240,14 +254,16 @@ def _mixture(family: str, said: Mapping[str, Any]) -> Mixture | None:
     if not count:
         return None
     hidden = said.get(_EXPERT) or said[_DENSE]
+    gated = said.get("shared_expert_intermediate_size") if family == "qwen2_moe" else None
     return Mixture(
         experts=count,
         per_token=said.get("num_experts_per_tok") or 2,
         hidden=hidden,
-        shared=(said.get("n_shared_experts") or 0) * hidden,
+        shared=gated or (said.get("n_shared_experts") or 0) * hidden,
+        shared_gate=gated is not None,
         dense=said.get("first_k_dense_replace") or 0,
         sigmoid=family in ("dots1", "deepseek_v3"),
-        renormalise=family == "mixtral" or said.get("norm_topk_prob", True),
+        renormalise=family == "mixtral" or said.get("norm_topk_prob", family != "qwen2_moe"),
         scale=said.get("routed_scaling_factor") or 1.0,
         groups=said.get("n_group") or 1,
         top_groups=said.get("topk_group") or 1,

@@ -61,6 +61,9 @@ def _layer(config: Config, tensors: Mapping[str, Any], number: int) -> Params:
     if config.family == "mixtral":
         part["mlp.gate.weight"] = part.pop("block_sparse_moe.gate.weight")
     for kind in ("gate", "up", "down"):
+        if f"mlp.shared_expert.{kind}_proj.weight" in part:  # Qwen2-MoE's name of the one
+            own_name = f"mlp.shared_expert.{kind}_proj.weight"
+            part[f"mlp.shared_experts.{kind}_proj.weight"] = part.pop(own_name)
         names = expert_names(config, number, kind)
         part[f"mlp.{kind}_proj.weight"] = _stack([tensors[name] for name in names])
     return part
@@ -127,7 +130,11 @@ def experts(mixture: Mixture, own: Params, inputs_in_8_bits: bool, x: jax.Array)
         w = own[f"mlp.shared_experts.{kind}_proj.weight"]
         return project("bsk,nk->bsn", x, w, None, inputs_in_8_bits)
 
-    return y + shared("down", jax.nn.silu(shared("gate", x)) * shared("up", x))
+    z = shared("down", jax.nn.silu(shared("gate", x)) * shared("up", x))
+    if mixture.shared_gate:
+        gate = own["mlp.shared_expert_gate.weight"].T.astype(jnp.float32)
+        z = (jax.nn.sigmoid(x.astype(jnp.float32) @ gate) * z).astype(z.dtype)
+    return y + z
 
 
 def route(mixture: Mixture, own: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:

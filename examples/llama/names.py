@@ -16,6 +16,11 @@ def module(config: Config) -> str:
     return "block_sparse_moe" if config.family == "mixtral" else "mlp"
 
 
+def shared_module(config: Config) -> str:
+    """What a family calls its shared experts."""
+    return "shared_expert" if config.family == "qwen2_moe" else "shared_experts"
+
+
 def expert_names(config: Config, layer: int, kind: str) -> list[str]:
     """The tensors of one projection ("gate", "up" or "down") of all experts of a layer."""
     name = KINDS[kind] if config.family == "mixtral" else f"{kind}_proj"
@@ -41,11 +46,13 @@ def _of_mixture(config: Config, layer: int, part: str) -> str | list[str] | list
     if part == "down":
         return expert_names(config, layer, part)
     if part == "shared_up":
-        return [f"{start}.shared_experts.{kind}_proj.weight" for kind in ("gate", "up")]
+        shared = f"{start}.{shared_module(config)}"
+        return [f"{shared}.{kind}_proj.weight" for kind in ("gate", "up")]
     names = {
         "router": "gate.weight",
         "selection_bias": "gate.e_score_correction_bias",
-        "shared_down": "shared_experts.down_proj.weight",
+        "shared_down": f"{shared_module(config)}.down_proj.weight",
+        "shared_gate": "shared_expert_gate.weight",
     }
     return f"{start}.{names[part]}"
 

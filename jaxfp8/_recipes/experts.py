@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from jaxfp8._value.checks import as_index
+from jaxfp8._value.checks import as_floats, as_index
 from jaxfp8._value.errors import message, shown
 
 Network = Callable[[jax.Array, jax.Array], jax.Array]
@@ -201,9 +202,55 @@ def _give_back(top_k: int, inverse: jax.Array, dy: jax.Array) -> tuple[jax.Array
 _taken.defvjp(_take, _give_back)
 
 
-def activated(activation: Callable[[jax.Array], jax.Array], gated: bool, y: jax.Array) -> jax.Array:
-    """Hidden rows: activated, or `activation(gate) * up` of both side by side."""
-    if not gated:
-        return activation(y)
-    gate, up = jnp.split(y, 2, -1)
-    return activation(gate) * up
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hidden:
+    """From the rows of the first product to those of the second.
+
+    Attributes:
+      activation: of a row, or of the gate that is its first half.
+      gated: whether a row holds a gate, and a half that it multiplies.
+      glu: in place of both, a function of whole rows [..., 2 H].
+    """
+
+    activation: Callable[[jax.Array], jax.Array]
+    gated: bool
+    glu: Callable[[jax.Array], jax.Array] | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of the first product for one of the second."""
+        return 2 if self.gated or self.glu is not None else 1
+
+    def __call__(self, y: jax.Array) -> jax.Array:
+        """Rows [..., width * H] to [..., H]."""
+        if self.glu is not None:
+            return self.glu(y)
+        if not self.gated:
+            return self.activation(y)
+        gate, up = jnp.split(y, 2, -1)
+        return self.activation(gate) * up
+
+
+def shared(y: jax.Array, gate: jax.Array | None) -> jax.Array:
+    """The output of the shared expert, times the sigmoid of its gate [..., 1] if it has one."""
+    return y if gate is None else (jax.nn.sigmoid(gate) * y).astype(y.dtype)
+
+
+def check_sizes(operation: str, least: int = 1, **sizes: Any) -> None:
+    """Refuses sizes of a layer that are no integers, or too small."""
+    for name, size in sizes.items():
+        index = as_index(size)
+        if index is None or index < least:
+            got, needs = f"is {shown(size)}", f"an integer of at least {least} is needed"
+            remedy = "take the size from the model's configuration"
+            raise ValueError(message(operation, f"`{name}`", got, needs, remedy))
+
+
+def as_tokens(operation: str, inputs: ArrayLike, width: int | None = None) -> jax.Array:
+    """Tokens [..., D] of floats; an error for others."""
+    x = as_floats(operation, "inputs", inputs)
+    if x.ndim == 0 or (width is not None and x.shape[-1] != width):
+        got, needs = f"has shape {x.shape}", f"tokens [..., {width or 'D'}] are needed"
+        remedy = "put features last, and make the layer for as many"
+        raise ValueError(message(operation, "`inputs`", got, needs, remedy))
+    return x

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxfp8._call.ops.ragged_epilogue import rows_of
 from jaxfp8._ops.ragged import as_sizes, check_shapes, ragged_dot
 from jaxfp8._recipes.recipe_dot import like, no_gradient
 from jaxfp8._recipes.recipes import Recipe, check_recipe
@@ -30,6 +31,7 @@ def recipe_ragged_dot(
     recipe: Recipe,
     *,
     scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     precision: Any = None,
 ) -> jax.Array:
     """`jaxfp8.ragged_dot` in the 8 bits of a recipe; the twin of `recipe_dot_general`.
@@ -42,6 +44,7 @@ def recipe_ragged_dot(
       group_sizes: integers [G].
       recipe: how both operands are held; groups are not multiplied by `terms` or `compute`.
       scale: of `x`, if the recipe is static.
+      bias: one for each group [G, N].
       precision: as in `jaxfp8.ragged_dot`.
     """
     check_recipe(_OPERATION, recipe)
@@ -54,7 +57,7 @@ def recipe_ragged_dot(
         precision=precision if precision is None else str(jax.lax.Precision(precision)),
         out_dtype=x.dtype,
     )
-    leaves, structure = jax.tree.flatten((x, w, sizes, scale))
+    leaves, structure = jax.tree.flatten((x, w, sizes, scale, bias))
     leaves = compat.vary_alike([jnp.asarray(leaf) for leaf in leaves])
     return _product(problem, *jax.tree.unflatten(structure, leaves))
 
@@ -79,42 +82,52 @@ class _Problem:
         """The precision as JAX has it."""
         return None if self.precision is None else jax.lax.Precision(self.precision)
 
-    def dot(self, x: Any, w: Any, sizes: jax.Array) -> jax.Array:
+    def dot(self, x: Any, w: Any, sizes: jax.Array, bias: jax.Array | None = None) -> jax.Array:
         """The product of operands of any dtype."""
         precision = self.lax_precision
         if isinstance(x, EightBitArray) or isinstance(w, EightBitArray):
-            return ragged_dot(x, w, sizes, precision, self.out_dtype)
+            y: jax.Array = ragged_dot(x, w, sizes, precision, self.out_dtype, bias=bias)
+            return y
         dtype = jnp.promote_types(x.dtype, w.dtype)
         x, w = x.astype(dtype), w.astype(dtype)
-        return jax.lax.ragged_dot(x, w, sizes, precision, self.out_dtype)
+        y = jax.lax.ragged_dot(x, w, sizes, precision, self.out_dtype)
+        return y if bias is None else with_bias(y, bias, sizes)
+
+
+def with_bias(y: jax.Array, bias: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Rows, with the bias [G, N] of their group added."""
+    return y + rows_of(bias, sizes, y.shape[0]).astype(y.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(problem: _Problem, x: Any, w: Any, sizes: jax.Array, scale: Any) -> jax.Array:
-    return _forward(problem, x, w, sizes, scale)[0]
+def _product(
+    problem: _Problem, x: Any, w: Any, sizes: jax.Array, scale: Any, bias: Any
+) -> jax.Array:
+    return _forward(problem, x, w, sizes, scale, bias)[0]
 
 
 def _forward(
-    problem: _Problem, x: Any, w: Any, sizes: jax.Array, scale: Any
+    problem: _Problem, x: Any, w: Any, sizes: jax.Array, scale: Any, bias: Any
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     is_held, recipe = isinstance(w, EightBitArray), problem.recipe
     x_q = recipe.quantize_activation(x, (1,), scale=scale)
     w_q = w if is_held else recipe.quantize_weight(w, (1,), (0,))
-    kept = (x_q, w_q, sizes, scale, like(x), None if is_held else like(w))
-    return problem.dot(x_q, w_q, sizes), kept
+    likes = [None if given is None else like(given) for given in (x, None if is_held else w, bias)]
+    return problem.dot(x_q, w_q, sizes, bias), (x_q, w_q, sizes, scale, *likes)
 
 
 def _backward(problem: _Problem, residuals: Any, g: jax.Array) -> tuple[Any, ...]:
     """Each gradient is a product with the other operand in 8 bits, as stored."""
-    x, w, sizes, scale, x_like, w_like = residuals
+    x, w, sizes, scale, x_like, w_like, bias_like = residuals
     d_x = problem.dot(g, w.mT, sizes).astype(x_like.type.dtype)
-    nothing = no_gradient(sizes), jax.tree.map(no_gradient, scale)
-    if w_like is None:
-        return d_x, jax.tree.map(no_gradient, w), *nothing
-    if isinstance(x, QArray):
-        return d_x, ragged_dot(x.mT, g, sizes, problem.lax_precision, w_like.type.dtype), *nothing
-    (d_w,) = jax.vjp(lambda w: problem.dot(x, w, sizes), w_like.zeros())[1](g)
-    return d_x, d_w, *nothing
+    d_w, d_bias = jax.tree.map(no_gradient, w), None
+    if bias_like is not None:
+        (d_bias,) = jax.vjp(lambda bias: with_bias(g, bias, sizes), bias_like.zeros())[1](g)
+    if isinstance(x, QArray) and w_like is not None:
+        d_w = ragged_dot(x.mT, g, sizes, problem.lax_precision, w_like.type.dtype)
+    elif w_like is not None:
+        (d_w,) = jax.vjp(lambda w: problem.dot(x, w, sizes), w_like.zeros())[1](g)
+    return d_x, d_w, no_gradient(sizes), jax.tree.map(no_gradient, scale), d_bias
 
 
 _product.defvjp(_forward, _backward)

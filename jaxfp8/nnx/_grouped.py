@@ -11,11 +11,14 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxfp8._recipes.recipe_ragged import with_bias
+
+_BIAS_INIT = nnx.initializers.zeros_init()
 EXPERTS_INIT = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=(0,))
 
 
 class GroupedLinear(nnx.Module):
-    """`y[m] = x[m] @ kernel[g(m)]`: rows in groups, each multiplied by the matrix of its group.
+    """`y[m] = x[m] @ kernel[g(m)] + bias[g(m)]`: rows in groups, times the matrix of their group.
 
     `jaxfp8.nnx.quantize` replaces it by `QGroupedLinear`, `fp8_training` gives it an
     `Fp8RaggedDot`.
@@ -26,7 +29,8 @@ class GroupedLinear(nnx.Module):
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of the kernel [num_groups, in_features, out_features].
       precision: as in `jax.lax.ragged_dot`.
-      kernel_init: initialiser.
+      use_bias: whether each group has a bias [out_features].
+      kernel_init, bias_init: initialisers.
       ragged_dot: the product, as `jax.lax.ragged_dot`.
       rngs: for the kernel.
 
@@ -47,12 +51,18 @@ class GroupedLinear(nnx.Module):
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         precision: Any = None,
+        use_bias: bool = False,
         kernel_init: Callable[..., Any] = EXPERTS_INIT,
+        bias_init: Callable[..., Any] = _BIAS_INIT,
         ragged_dot: Callable[..., jax.Array] = jax.lax.ragged_dot,
         rngs: nnx.Rngs,
     ) -> None:
         shape = (num_groups, in_features, out_features)
         self.kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
+        self.bias = nnx.data(None)
+        if use_bias:
+            shape = (num_groups, out_features)
+            self.bias = nnx.data(nnx.Param(bias_init(rngs.params(), shape, param_dtype)))
         self.num_groups = num_groups
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype, self.precision = dtype, param_dtype, precision
@@ -60,6 +70,8 @@ class GroupedLinear(nnx.Module):
 
     def __call__(self, inputs: ArrayLike, group_sizes: ArrayLike) -> jax.Array:
         """Rows [M, in_features] sorted by group, and the number of rows of each."""
-        arrays = (jnp.asarray(inputs), self.kernel[...])
-        x, kernel = promote_dtype(arrays, dtype=self.dtype)
-        return self.ragged_dot(x, kernel, group_sizes, precision=self.precision)
+        bias = None if self.bias is None else self.bias[...]
+        arrays = (jnp.asarray(inputs), self.kernel[...], bias)
+        x, kernel, bias = promote_dtype(arrays, dtype=self.dtype)
+        y = self.ragged_dot(x, kernel, group_sizes, precision=self.precision)
+        return y if bias is None else with_bias(y, bias, jnp.asarray(group_sizes))

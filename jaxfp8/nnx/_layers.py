@@ -278,7 +278,7 @@ class Embed(EightBitLayer):
 
 
 class QGroupedLinear(EightBitLayer):
-    """`GroupedLinear` with its weight in 8 bits: `y[m] = q(x)[m] @ q(kernel)[g(m)]`.
+    """`GroupedLinear` with its weight in 8 bits: `y[m] = q(x)[m] @ q(kernel)[g(m)] + bias[g(m)]`.
 
     Args:
       num_groups: number of matrices.
@@ -329,7 +329,8 @@ class QGroupedLinear(EightBitLayer):
         with self._scope():
             x = self.cast(inputs)
             self.numbers(x)
-            given = {"scale": self.static_scale(), "precision": self.precision}
+            bias = None if self.bias is None else self.bias[...]
+            given = {"scale": self.static_scale(), "bias": bias, "precision": self.precision}
             return recipe_ragged_dot(x, self.weight, group_sizes, self.recipe, **given)
 
 

@@ -14,6 +14,7 @@ from jaxfp8._recipes import experts
 from jaxfp8.nnx._grouped import EXPERTS_INIT, GroupedLinear
 
 Init = Callable[..., Any]
+_OPERATION = "jaxfp8.nnx.MoE"
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 
 
@@ -45,6 +46,10 @@ class MoE(nnx.Module):
       use_selection_bias: whether `selection_bias` [num_experts] is added to scores for the choice
         alone. It has no gradient: a training loop sets it from the load of the experts.
       shared_features: hidden size of an expert for all tokens; 0 for none.
+      use_shared_gate: whether sigmoid(x @ shared_gate) multiplies it, as in Qwen2-MoE.
+      use_bias: whether router and experts have biases, as in GPT-OSS.
+      glu: a function of rows [..., 2 hidden_features] of gate and up to hidden rows, in place of
+        `activation(gate) * up`.
       axis_name: inside `jax.shard_map`, the mesh axis that splits tokens and experts.
       dtype: dtype of the experts; by default the promotion of input and `param_dtype`. The router
         computes in float32.
@@ -64,6 +69,7 @@ class MoE(nnx.Module):
 
     shared_up: Any
     shared_down: Any
+    shared_gate: Any
 
     def __init__(
         self,
@@ -81,6 +87,9 @@ class MoE(nnx.Module):
         top_groups: int = 1,
         use_selection_bias: bool = False,
         shared_features: int = 0,
+        use_shared_gate: bool = False,
+        use_bias: bool = False,
+        glu: Callable[[jax.Array], jax.Array] | None = None,
         axis_name: str | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
@@ -89,8 +98,11 @@ class MoE(nnx.Module):
         experts_init: Init = EXPERTS_INIT,
         rngs: nnx.Rngs,
     ) -> None:
+        sizes = {"in_features": in_features, "hidden_features": hidden_features}
+        experts.check_sizes(_OPERATION, num_experts=num_experts, **sizes)
+        experts.check_sizes(_OPERATION, least=int(use_shared_gate), shared_features=shared_features)
         self.routing = experts.Routing(
-            operation="jaxfp8.nnx.MoE",
+            operation=_OPERATION,
             num_experts=num_experts,
             top_k=top_k,
             score=score,
@@ -99,48 +111,51 @@ class MoE(nnx.Module):
             num_groups=num_groups,
             top_groups=top_groups,
         )
-        self.activation, self.gated, self.axis_name = activation, gated, axis_name
+        self.axis_name = axis_name
+        self.hidden = experts.Hidden(activation=activation, gated=gated, glu=glu)
         settings = {"param_dtype": param_dtype, "precision": precision, "rngs": rngs}
-        self._make_router(in_features, use_selection_bias, kernel_init, settings)
-        settings["dtype"] = dtype
-        self._make_experts(in_features, hidden_features, experts_init, settings)
-        self._make_shared(in_features, shared_features, kernel_init, settings)
+        kinds = {"kernel_init": kernel_init, **settings}
+        self._make_router(in_features, use_selection_bias, use_bias, kinds)
+        kinds["dtype"] = dtype
+        own = {**kinds, "kernel_init": experts_init, "use_bias": use_bias}
+        width = self.hidden.width * hidden_features
+        self.up = GroupedLinear(num_experts, in_features, width, **own)
+        self.down = GroupedLinear(num_experts, hidden_features, in_features, **own)
+        self._make_shared(in_features, shared_features, use_shared_gate, kinds)
 
-    def _make_router(self, features: int, has_bias: bool, init: Init, settings: Any) -> None:
-        count, dtype = self.routing.num_experts, jnp.float32
-        kinds = {"use_bias": False, "dtype": dtype, "kernel_init": init, **settings}
-        self.router = Router(features, count, **kinds)
-        bias = nnx.Param(jnp.zeros(count, settings["param_dtype"])) if has_bias else None
+    def _make_router(
+        self, features: int, has_selection_bias: bool, use_bias: bool, kinds: Any
+    ) -> None:
+        count = self.routing.num_experts
+        self.router = Router(features, count, use_bias=use_bias, **kinds, dtype=jnp.float32)
+        bias = nnx.Param(jnp.zeros(count, kinds["param_dtype"])) if has_selection_bias else None
         self.selection_bias = nnx.data(bias)
 
-    def _make_experts(self, features: int, hidden: int, init: Init, settings: Any) -> None:
-        count, kinds = self.routing.num_experts, {"kernel_init": init, **settings}
-        self.up = GroupedLinear(count, features, (1 + self.gated) * hidden, **kinds)
-        self.down = GroupedLinear(count, hidden, features, **kinds)
-
-    def _make_shared(self, features: int, hidden: int, init: Init, settings: Any) -> None:
-        self.shared_up = self.shared_down = nnx.data(None)
+    def _make_shared(self, features: int, hidden: int, has_gate: bool, kinds: Any) -> None:
+        self.shared_up = self.shared_down = self.shared_gate = nnx.data(None)
+        kinds = {"use_bias": False, **kinds}
         if hidden:
-            kinds = {"use_bias": False, "kernel_init": init, **settings}
-            self.shared_up = nnx.data(nnx.Linear(features, (1 + self.gated) * hidden, **kinds))
+            up = nnx.Linear(features, self.hidden.width * hidden, **kinds)
+            self.shared_up = nnx.data(up)
             self.shared_down = nnx.data(nnx.Linear(hidden, features, **kinds))
+        if has_gate:
+            self.shared_gate = nnx.data(Router(features, 1, **{**kinds, "dtype": jnp.float32}))
 
     def route(self, inputs: ArrayLike) -> experts.Routed:
         """The choice for tokens: `weights`, `experts` and the `scores` of all experts."""
+        x = experts.as_tokens(_OPERATION, inputs, self.router.in_features)
         bias = None if self.selection_bias is None else self.selection_bias[...]
-        return self.routing(self.router(jnp.asarray(inputs)), bias)
+        return self.routing(self.router(x), bias)
 
     def __call__(self, inputs: ArrayLike) -> jax.Array:
         """Applies the layer to tokens [..., in_features]."""
-        x = jnp.asarray(inputs)
+        x = experts.as_tokens(_OPERATION, inputs, self.router.in_features)
         count = self.routing.num_experts
         y = experts.mixture(x, self.route(x), count, self._experts, self.axis_name)
         if self.shared_up is None:
             return y
-        return y + self.shared_down(self._activated(self.shared_up(x)))
+        gate = None if self.shared_gate is None else self.shared_gate(x)
+        return y + experts.shared(self.shared_down(self.hidden(self.shared_up(x))), gate)
 
     def _experts(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
-        return self.down(self._activated(self.up(rows, sizes)), sizes)
-
-    def _activated(self, y: jax.Array) -> jax.Array:
-        return experts.activated(self.activation, self.gated, y)
+        return self.down(self.hidden(self.up(rows, sizes)), sizes)

@@ -55,6 +55,14 @@ FAMILIES = {
         "moe_intermediate_size": 16,
         "norm_topk_prob": False,
     },
+    "qwen 2 moe": LLAMA
+    | {
+        "model_type": "qwen2_moe",
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+    },
     "dots 1": LLAMA
     | {
         "model_type": "dots1",
@@ -128,6 +136,8 @@ def floats(said, seed=0):
         mixture = config.experts(number)
         if mixture:
             matrix(f"{layer}.{inner(config)}.gate", mixture.experts, config.width)
+        if mixture and mixture.shared_gate:
+            matrix(f"{layer}.mlp.shared_expert_gate", 1, config.width)
         if mixture and mixture.sigmoid:
             bias = random.normal(size=mixture.experts) * 0.1
             tensors[f"{layer}.{inner(config)}.gate.e_score_correction_bias"] = bias
@@ -161,13 +171,14 @@ def networks(config, number):
         return [(f"{layer}.mlp", config.hidden, names)]
     start = f"{layer}.{inner(config)}"
     own = [(f"{start}.experts.{i}", mixture.hidden, names) for i in range(mixture.experts)]
-    return own + [(f"{start}.shared_experts", mixture.shared, names)] * bool(mixture.shared)
+    shared = "shared_expert" if mixture.shared_gate else "shared_experts"
+    return own + [(f"{start}.{shared}", mixture.shared, names)] * bool(mixture.shared)
 
 
 def is_linear(name):
     """Whether a published checkpoint has this tensor in 8 bits: no norm, no router."""
     is_weight = "layers" in name and name.endswith(".weight")
-    return is_weight and "norm" not in name and not name.endswith(".gate.weight")
+    return is_weight and "norm" not in name and not name.endswith("gate.weight")
 
 
 FORMATS = {
@@ -315,4 +326,7 @@ def feed_forward(config, tensors, number, x):
     bias = tensors.get(f"{gate}.e_score_correction_bias", 0.0)
     weights = mixtures.choice(linear(tensors, gate, x), mixture.settings, bias)
     y = sum(w[:, None] * out for w, out in zip(weights.T, outs, strict=False))
+    if mixture.shared_gate:
+        score = linear(tensors, f"model.layers.{number}.mlp.shared_expert_gate", x)
+        outs[-1] = outs[-1] / (1 + np.exp(-score))
     return y + outs[-1] if mixture.shared else y

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxfp8._call.mesh import explicit
-from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
+from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_of_rows
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import compat
 
@@ -73,13 +73,16 @@ def _bias(bias: jax.Array, sizes: jax.Array, spec: RaggedSpec, like: jax.Array) 
     if spec.grouping == "masked":
         inside = jnp.arange(spec.rows) < sizes[:, None]
         return jnp.where(inside[..., None], compat.laid_along(wide, like), 0)
-    group = jnp.searchsorted(group_ends(sizes, spec.rows), jnp.arange(spec.rows), "right")
     split = jax.typeof(like).sharding if explicit.mesh_of([jax.typeof(like)]) else None
     if split is not None:
         wide = jax.reshard(wide, PartitionSpec())
-    # A row of no group has the index behind the last one.
-    rows = wide[:, 0].at[group].get(mode="fill", fill_value=0, out_sharding=_rows(split))
-    return compat.laid_along(rows, like)
+    return compat.laid_along(rows_of(wide[:, 0], sizes, spec.rows, _rows(split)), like)
+
+
+def rows_of(values: jax.Array, sizes: jax.Array, rows: int, out_sharding: Any = None) -> jax.Array:
+    """For each row the values [G, N] of its group; 0 for rows of none."""
+    group = group_of_rows(sizes, rows)
+    return values.at[group].get(mode="fill", fill_value=0, out_sharding=out_sharding)
 
 
 def _rows(split: Any) -> Any:

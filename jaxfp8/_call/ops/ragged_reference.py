@@ -146,7 +146,7 @@ def _masked(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Ar
 
 
 def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
-    group_of_row = jnp.searchsorted(group_ends(sizes, spec.rows), jnp.arange(spec.rows), "right")
+    group_of_row = group_of_rows(sizes, spec.rows)
     of_lhs: dict[str, Any] = {name: x for name, x in named.items() if name.startswith("lhs")}
     of_rhs = {name: x for name, x in named.items() if name.startswith("rhs")}
     if dtypes.is_float8(of_rhs["rhs"].dtype):  # XLA:CPU slices FP8 in float16
@@ -235,6 +235,11 @@ def group_ends(sizes: jax.Array, rows: int) -> jax.Array:
 
     clipped = jnp.clip(sizes, 0, rows)
     return lax.associative_scan(add, clipped) if clipped.size else clipped
+
+
+def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
+    """The group of each row; the number of groups for rows of none."""
+    return jnp.searchsorted(group_ends(sizes, rows), jnp.arange(rows), "right")
 
 
 def for_each(x: jax.Array, side: OperandSpec) -> jax.Array:
