@@ -77,8 +77,13 @@ def test_groups_multiply_rounded_operands(name):
     recipe = RECIPES[name]
     x, w, dy = draw()
     dot = functools.partial(jaxfp8.fp8_ragged_dot, recipe=recipe)
-    y, pull = jax.vjp(lambda x, w: dot(x, w, jnp.array(SIZES)), x, w)
-    d_x, d_w = pull(dy)
+
+    @jax.jit
+    def all_three(x, w, dy):
+        y, pull = jax.vjp(lambda x, w: dot(x, w, jnp.array(SIZES)), x, w)
+        return y, *pull(dy)
+
+    y, d_x, d_w = all_three(x, w, dy)
     x_first, x_second = rounded(recipe, recipe.forward_dtype, x, ((1,), (0,)))
     summed = (1,), (2,)
     w_first, w_second = rounded(recipe, recipe.forward_dtype, w, summed, is_weight=True)
@@ -139,7 +144,7 @@ def test_it_works_under_remat_and_scan(wrap):
         return jnp.sum(y.astype(jnp.float32) ** 2)
 
     stacked = jnp.stack([w, 2 * w]), jnp.stack([down, down])
-    ours, theirs = jax.grad(scanned)(stacked), jax.grad(unrolled)(stacked)
+    ours, theirs = (jax.jit(jax.grad(f))(stacked) for f in (scanned, unrolled))
     for mine, other in zip(ours, theirs, strict=True):
         assert np.linalg.norm(mine - other) < 0.05 * np.linalg.norm(other)  # ties may round apart
 
