@@ -27,22 +27,28 @@ def choice(logits, settings, bias=0.0):
     return weights
 
 
-def network(x, up, down, settings):
+def network(x, up, down, settings, biases=(0.0, 0.0)):
     activation = ACTIVATIONS[settings.get("activation", "silu")]
-    h = x @ up
+    h = x @ up + biases[0]
     if not settings.get("gated", True):
-        return activation(h) @ down
+        return activation(h) @ down + biases[1]
     gate, up = np.split(h, 2, -1)
-    return (activation(gate) * up) @ down
+    return (activation(gate) * up) @ down + biases[1]
 
 
 def dense(params, x, settings):
     """The output for tokens [T, D], from parameters by name."""
     p = {name: np.asarray(w, np.float64) for name, w in params.items()}
     x = np.asarray(x, np.float64)
-    weights = choice(x @ p["router"], settings, p.get("selection_bias", 0.0))
-    outs = [network(x, up, down, settings) for up, down in zip(p["up"], p["down"], strict=True)]
-    y = sum(w[:, None] * out for w, out in zip(weights.T, outs, strict=True))
-    if "shared_up" in p:
-        y = y + network(x, p["shared_up"], p["shared_down"], settings)
-    return y
+    logits = x @ p["router"] + p.get("router_bias", 0.0)
+    weights = choice(logits, settings, p.get("selection_bias", 0.0))
+    none = np.zeros((len(p["up"]), 1))
+    y = 0.0
+    for number, weight in enumerate(weights.T):
+        biases = (p.get("up_bias", none)[number], p.get("down_bias", none)[number])
+        y = y + weight[:, None] * network(x, p["up"][number], p["down"][number], settings, biases)
+    if "shared_up" not in p:
+        return y
+    shared = network(x, p["shared_up"], p["shared_down"], settings)
+    gate = 1 / (1 + np.exp(-x @ p["shared_gate"])) if "shared_gate" in p else 1.0
+    return y + gate * shared

@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value.checks import as_floats, as_index
+from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.errors import message, shown
 
 Network = Callable[[jax.Array, jax.Array], jax.Array]
@@ -117,7 +120,12 @@ class Routed:
 
 
 def mixture(
-    x: jax.Array, routed: Routed, experts: int, network: Network, axis_name: str | None = None
+    x: jax.Array,
+    routed: Routed,
+    experts: int,
+    network: Network,
+    axis_name: str | None = None,
+    recipe: Recipe | None = None,
 ) -> jax.Array:
     """The weighted sum of the experts' outputs for each token.
 
@@ -128,13 +136,15 @@ def mixture(
       network: computes rows sorted by expert, given the number of rows of each.
       axis_name: a manual mesh axis that splits tokens and experts. Each device gathers all tokens,
         computes its own experts, and the sums are scattered.
+      recipe: of the first product. If it rounds each token by itself, tokens travel in 8 bits.
     """
     width, top_k = x.shape[-1], routed.experts.shape[-1]
     rows, chosen = x.reshape(-1, width), routed.experts.reshape(-1, top_k)
     weights, own = routed.weights.reshape(-1, top_k), here(experts, axis_name)
     if axis_name is not None:
         gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
-        rows, weights, chosen = gather(rows), gather(weights), gather(chosen)
+        weights, chosen = gather(weights), gather(chosen)
+        rows = _in_8_bits(recipe, axis_name, rows) if _rounds_tokens(recipe, x) else gather(rows)
         chosen = chosen - jax.lax.axis_index(axis_name) * own
         elsewhere = (chosen < 0) | (chosen >= own)
         chosen, weights = jnp.where(elsewhere, own, chosen), jnp.where(elsewhere, 0, weights)
@@ -142,6 +152,39 @@ def mixture(
     if axis_name is not None:
         y = jax.lax.psum_scatter(y, axis_name, tiled=True)
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _rounds_tokens(recipe: Recipe | None, x: jax.Array) -> bool:
+    """Whether an input has scales of its own for each token."""
+    how = None if recipe is None else recipe.activation
+    return how is not None and not how.static and how.tiles((1, x.shape[-1]), (1,)).get(0) == 1
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_8_bits(recipe: Recipe, axis_name: str, x: jax.Array) -> jax.Array:
+    """Tokens of all devices, which travel as codes and scales; gradients pass as they are.
+
+    The product rounds them again. That changes no code of float32 tokens.
+    """
+
+    def gather(leaf: jax.Array) -> jax.Array:
+        moved = jax.lax.all_gather(as_bytes(leaf), axis_name, tiled=True)
+        return bits_as(moved, leaf.dtype)
+
+    assert recipe.activation is not None
+    return dequantize(jax.tree.map(gather, recipe.activation.quantize(x, (1,))), x.dtype)
+
+
+def _send(recipe: Recipe, axis_name: str, x: jax.Array) -> tuple[jax.Array, None]:
+    return _in_8_bits(recipe, axis_name, x), None
+
+
+def _send_back(recipe: Recipe, axis_name: str, _: None, dy: jax.Array) -> tuple[jax.Array]:
+    del recipe
+    return (jax.lax.psum_scatter(dy, axis_name, tiled=True),)
+
+
+_in_8_bits.defvjp(_send, _send_back)
 
 
 def here(experts: int, axis_name: str | None) -> int:

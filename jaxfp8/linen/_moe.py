@@ -172,7 +172,8 @@ class MoE(nn.Module):
         def network(rows: jax.Array, sizes: jax.Array) -> jax.Array:
             return down(hidden(up(rows, sizes)), sizes)
 
-        y = experts.mixture(x, routed, self.num_experts, network, self.axis_name)
+        count = self.num_experts
+        y = experts.mixture(x, routed, count, network, self.axis_name, self.recipe)
         if not self.shared_features:
             return y
         rows = hidden(self._shared("shared_up", hidden.width * self.shared_features)(x))

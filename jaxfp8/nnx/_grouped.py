@@ -61,8 +61,8 @@ class GroupedLinear(nnx.Module):
         self.kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
         self.bias = nnx.data(None)
         if use_bias:
-            shape = (num_groups, out_features)
-            self.bias = nnx.data(nnx.Param(bias_init(rngs.params(), shape, param_dtype)))
+            bias = bias_init(rngs.params(), (num_groups, out_features), param_dtype)
+            self.bias = nnx.data(nnx.Param(bias))
         self.num_groups = num_groups
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype, self.precision = dtype, param_dtype, precision

@@ -151,7 +151,8 @@ class MoE(nnx.Module):
         """Applies the layer to tokens [..., in_features]."""
         x = experts.as_tokens(_OPERATION, inputs, self.router.in_features)
         count = self.routing.num_experts
-        y = experts.mixture(x, self.route(x), count, self._experts, self.axis_name)
+        recipe = getattr(self.up, "recipe", None)
+        y = experts.mixture(x, self.route(x), count, self._experts, self.axis_name, recipe)
         if self.shared_up is None:
             return y
         gate = None if self.shared_gate is None else self.shared_gate(x)
