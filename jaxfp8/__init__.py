@@ -33,9 +33,11 @@ from jaxfp8._recipes.recipes import (
     Recipe,
 )
 from jaxfp8._recipes.rules import Rule
+from jaxfp8._recipes.saved_codes import codes_saveable
 from jaxfp8._recipes.scaling import ScalingState
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._recipes.training_ragged import fp8_ragged_dot
+from jaxfp8._recipes.weight_codes import WeightCodes, encode_weight
 from jaxfp8._rewrite import Target, explain, quantize_dots, rewrite
 from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._value.joining import concatenate, stack
@@ -88,10 +90,13 @@ __all__ = [
     "Target",
     "TransposedArray",
     "UnsupportedError",
+    "WeightCodes",
+    "codes_saveable",
     "concatenate",
     "dequantize",
     "dot_general",
     "einsum",
+    "encode_weight",
     "explain",
     "fake_quantize",
     "fp8_dot_general",

@@ -1,6 +1,9 @@
-"""How many products a gradient computes again, by the policy of `jax.checkpoint`."""
+"""What a gradient runs and computes again, by the policy of `jax.checkpoint`."""
+
+import collections
 
 import jax
+from jax.interpreters import partial_eval
 
 from jaxfp8._value import compat
 
@@ -31,3 +34,19 @@ def again(fun, policy, x):
         for p in (jax.checkpoint_policies.everything_saveable, policy)
     )
     return products(asked, x) - products(kept, x), equations(asked, x).count("device_put")
+
+
+def calls(fun, *args):
+    """How often a function runs each primitive, once what nothing reads is left out."""
+    traced = jax.make_jaxpr(fun)(*args)
+    used, _ = partial_eval.dce_jaxpr(compat.open_jaxpr(traced), [True] * len(traced.out_avals))
+    found = collections.Counter()
+
+    def count(jaxpr, times):
+        for eqn in jaxpr.eqns:
+            found[eqn.primitive.name] += times
+            for inner in compat.subjaxprs(eqn):
+                count(inner, times * eqn.params.get("length", 1))
+
+    count(used, 1)
+    return found

@@ -18,7 +18,8 @@ from jax.custom_batching import custom_vmap
 from jax.typing import DTypeLike
 
 from jaxfp8._call.reference.quantize_reference import finite_amax
-from jaxfp8._recipes.recipes import DelayedScaling
+from jaxfp8._recipes.recipes import DelayedScaling, check_training_recipe
+from jaxfp8._recipes.saved_codes import named_codes
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import E8M0, finite_range
 from jaxfp8._value.errors import level_of_user, message
@@ -95,6 +96,26 @@ def check_scalings(operation: str, scalings: Mapping[str, Scaling | None]) -> No
                 _check_values(operation, f"`{name}.{field.name}`", np.asarray(array))
 
 
+def check_state(operation: str, recipe: Any, state: Any) -> None:
+    """Refuses a recipe that is not one of training, and a state that does not fit it."""
+    remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
+    check_training_recipe(operation, recipe, remedy)
+    if isinstance(state, ScalingState):
+        names = ("input", "kernel", "output_grad")
+        check_scalings(operation, {f"state.{name}": getattr(state, name) for name in names})
+    if isinstance(recipe, DelayedScaling) == isinstance(state, ScalingState):
+        return
+    got = f"is of type {type(state).__name__}"
+    if isinstance(recipe, DelayedScaling):
+        needs = "DelayedScaling keeps a ScalingState from step to step"
+        remedy = "start with `jaxfp8.ScalingState.init(recipe)`"
+    else:
+        needs, remedy = "CurrentScaling has none", "leave it out"
+        if state is None:
+            return
+    raise TypeError(message(operation, "`state`", got, needs, remedy))
+
+
 def _is_known(array: Any) -> bool:
     if isinstance(array, jax.core.Tracer) or getattr(array, "dtype", None) != np.float32:
         return False
@@ -123,7 +144,8 @@ def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
     `old` is of float32, or of a convertible dtype with maximum as its addition; so is the result.
     """
     history = jax.lax.convert_element_type(old.amax_history, jnp.float32)
-    history = jnp.roll(history, -1).at[0].set(_amax_of_all(magnitudes, history))
+    amax = named_codes(_amax_of_all(magnitudes, history))
+    history = jnp.roll(history, -1).at[0].set(amax)
     return Scaling(
         scale=jax.lax.convert_element_type(scale.reshape(old.scale.shape), old.scale.dtype),
         amax_history=jax.lax.convert_element_type(history, old.amax_history.dtype),

@@ -13,10 +13,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call.mesh import explicit
 from jaxfp8._ops.dimensions import free_axes, in_order, normalise, of_gradient
-from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
-from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
+from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.scaling import Scaling, ScalingState, check_state
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes, multiply
+from jaxfp8._recipes.weight_codes import WeightCodes, check_codes, given_codes
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_dtype, as_floats
 from jaxfp8._value.dtypes import WIDE_FLOAT
@@ -36,6 +37,7 @@ def fp8_dot_general(
     recipe: TrainingRecipe | None = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
+    rhs_codes: WeightCodes | None = None,
 ) -> jax.Array:
     """A product for FP8 training: its value and its gradients come from 8-bit operands.
 
@@ -56,6 +58,8 @@ def fp8_dot_general(
       recipe: `DelayedScaling` (default) or `CurrentScaling` (without a state).
       preferred_element_type: output dtype; by default the dtype both operands promote to.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.
+      rhs_codes: `rhs` in 8 bits, made by `encode_weight` once for several products. The values of
+        `rhs` are then not read; its gradient is the same.
 
     Returns:
       The product; its gradients have the dtypes of the operands.
@@ -63,8 +67,8 @@ def fp8_dot_general(
     Raises:
       TypeError: an operand has another dtype; the state does not fit the recipe; or a gradient is
         differentiated and the recipe keeps no floats for it.
-      ValueError: shapes do not fit; or the state has negative values and is no tracer. Under `jit`
-        these give NaN.
+      ValueError: shapes or codes do not fit; or the state has negative values and is no tracer.
+        Under `jit` these give NaN.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -84,6 +88,7 @@ def fp8_dot_general(
         recipe=recipe,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
+        rhs_codes=rhs_codes,
     )[0]
 
 
@@ -97,6 +102,7 @@ def dot_and_scalings(
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
     evaluates: bool = False,
+    rhs_codes: WeightCodes | None = None,
 ) -> tuple[jax.Array, Scalings]:
     """The product of `fp8_dot_general`, and the next scalings of both operands.
 
@@ -107,6 +113,8 @@ def dot_and_scalings(
     recipe = DelayedScaling() if recipe is None else recipe
     check_state(operation, recipe, state)
     lhs, rhs = as_floats(operation, "lhs", lhs), as_floats(operation, "rhs", rhs)
+    if rhs_codes is not None:
+        check_codes(operation, recipe, rhs_codes, rhs.shape, state)
     promoted = jnp.promote_types(lhs.dtype, rhs.dtype)
     dtype = promoted if preferred_element_type is None else preferred_element_type
     problem = _Problem(
@@ -118,28 +126,8 @@ def dot_and_scalings(
         evaluates=evaluates,
     )
     lhs, rhs = compat.vary_alike((lhs, rhs))
-    y, scalings = _product(problem, lhs, rhs, state)
+    y, scalings = _product(problem, lhs, rhs, state, rhs_codes)
     return compat.sharded(y, out_sharding), jax.lax.stop_gradient(scalings)
-
-
-def check_state(operation: str, recipe: Any, state: Any) -> None:
-    """Refuses a recipe that is not one of training, and a state that does not fit it."""
-    remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
-    check_training_recipe(operation, recipe, remedy)
-    if isinstance(state, ScalingState):
-        names = ("input", "kernel", "output_grad")
-        check_scalings(operation, {f"state.{name}": getattr(state, name) for name in names})
-    if isinstance(recipe, DelayedScaling) == isinstance(state, ScalingState):
-        return
-    got = f"is of type {type(state).__name__}"
-    if isinstance(recipe, DelayedScaling):
-        needs = "DelayedScaling keeps a ScalingState from step to step"
-        remedy = "start with `jaxfp8.ScalingState.init(recipe)`"
-    else:
-        needs, remedy = "CurrentScaling has none", "leave it out"
-        if state is None:
-            return
-    raise TypeError(message(operation, "`state`", got, needs, remedy))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,9 +171,13 @@ _once = functools.partial(refuse_second_derivative, "jaxfp8.fp8_dot_general")
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
-    problem: _Problem, lhs: jax.Array, rhs: jax.Array, state: ScalingState | None
+    problem: _Problem,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    state: ScalingState | None,
+    rhs_codes: WeightCodes | None,
 ) -> tuple[jax.Array, Scalings]:
-    return _forward(problem, lhs, rhs, state, backward=False)[0]
+    return _forward(problem, lhs, rhs, state, rhs_codes, backward=False)[0]
 
 
 def _forward(
@@ -193,6 +185,7 @@ def _forward(
     lhs: jax.Array,
     rhs: jax.Array,
     state: ScalingState | None,
+    given: WeightCodes | None,
     backward: bool = True,
 ) -> tuple[tuple[jax.Array, Scalings], Any]:
     """The product with the next scalings, and the residuals: operands and scalings."""
@@ -207,16 +200,13 @@ def _forward(
         both=backward,
         training=backward and not problem.evaluates,
     )
-    lhs_codes, new_input = code(
-        lhs, old[0], (lhs_axes, free_axes(lhs.ndim, lhs_axes, lhs_batch)), lhs_batch
-    )
-    rhs_codes, new_kernel = code(
-        rhs,
-        old[1],
-        (rhs_axes, free_axes(rhs.ndim, rhs_axes, rhs_batch)),
-        rhs_batch,
-        is_weight=True,
-    )
+    summed = lhs_axes, free_axes(lhs.ndim, lhs_axes, lhs_batch)
+    lhs_codes, new_input = code(lhs, old[0], summed, lhs_batch)
+    if given is None:
+        summed = rhs_axes, free_axes(rhs.ndim, rhs_axes, rhs_batch)
+        rhs_codes, new_kernel = code(rhs, old[1], summed, rhs_batch, is_weight=True)
+    else:
+        rhs_codes, new_kernel = given_codes(recipe, given, rhs)
     out_dtype, precision = problem.out_dtype, recipe.precision
     rank = lhs.ndim + rhs.ndim - 2 * len(lhs_axes) - len(lhs_batch)
     sharding = compat.explicit_spec(problem.out_sharding, rank)
@@ -228,7 +218,7 @@ def _forward(
 
 def _backward(
     problem: _Problem, residuals: Any, cotangents: tuple[jax.Array, Any]
-) -> tuple[jax.Array, jax.Array, ScalingState | None]:
+) -> tuple[jax.Array, jax.Array, ScalingState | None, None]:
     """Gradients of both operands, and the next state in place of a gradient of the state."""
     g, _ = cotangents
     lhs, rhs, new_input, new_kernel, old = residuals
@@ -241,8 +231,9 @@ def _backward(
     d_lhs = _gradient(problem, 0, codes[0], rhs)
     d_rhs = _gradient(problem, 1, codes[1], lhs)
     if new_input is None:
-        return d_lhs, d_rhs, None
-    return d_lhs, d_rhs, ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
+        return d_lhs, d_rhs, None, None
+    new_state = ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
+    return d_lhs, d_rhs, new_state, None
 
 
 _product.defvjp(_forward, _backward)

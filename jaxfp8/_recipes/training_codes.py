@@ -15,6 +15,7 @@ from jaxfp8._call.ops.quantize_call import Encoded, encode
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.saved_codes import named_codes
 from jaxfp8._recipes.scaling import Scaling, next_scale, record, scale_outside_training
 from jaxfp8._recipes.training_dot import Codes
 from jaxfp8._value.dtypes import as_bytes
@@ -102,7 +103,8 @@ def _codes(q: QArray) -> Codes:
 
 def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -> Codes:
     dtype = values.dtype.name
-    return Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
+    values, scale = named_codes(as_bytes(values)), named_codes(scale)
+    return Codes(values=values, scale=scale, tiles=tiles, dtype=dtype, order=order)
 
 
 def _transpose_from(

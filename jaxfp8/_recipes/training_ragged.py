@@ -15,8 +15,8 @@ from jaxfp8._call.ops.ragged_call import ragged_dot as bind
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._ops.ragged import as_sizes, check_known_sizes, check_shapes
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
-from jaxfp8._recipes.scaling import ScalingState
-from jaxfp8._recipes.training import Scalings, check_state, refuse_second_derivative
+from jaxfp8._recipes.scaling import ScalingState, check_state
+from jaxfp8._recipes.training import Scalings, refuse_second_derivative
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes
 from jaxfp8._value import compat

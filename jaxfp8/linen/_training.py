@@ -21,10 +21,13 @@ from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_traini
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._recipes.training_ragged import fp8_ragged_dot
+from jaxfp8._recipes.weight_codes import WeightCodes, encode_weight
 from jaxfp8._value import compat
 from jaxfp8._value.errors import message
 from jaxfp8._value.spec import DimensionNumbers
 
+# The collection of codes of weights, for the steps that encode them once.
+CODES = "fp8_codes"
 # Arguments of layers for the class of their product.
 PRODUCTS = ("dot_general_cls", "ragged_dot_cls")
 
@@ -95,7 +98,17 @@ class _Fp8(nn.Module):
             recipe=self.recipe,
             preferred_element_type=dtype,
             out_sharding=out_sharding,
+            rhs_codes=self._codes(rhs, numbers),
         )
+
+    def _codes(self, rhs: jax.Array, numbers: DimensionNumbers) -> WeightCodes | None:
+        """The codes of the weight in the collection of codes, made now if that is mutable."""
+        if self.is_initializing():
+            return None
+        if self.is_mutable_collection(CODES):
+            made = encode_weight(rhs, numbers, self.state, recipe=self.recipe)
+            self.put_variable(CODES, "kernel", made)
+        return self.get_variable(CODES, "kernel")
 
 
 class Fp8DirectDotGeneralOp(_Fp8):

@@ -4,6 +4,7 @@
 """
 
 from jaxfp8.nnx._base import EightBitLayer
+from jaxfp8.nnx._encoded import encoded_weights
 from jaxfp8.nnx._grouped import GroupedLinear
 from jaxfp8.nnx._layers import (
     Einsum,
@@ -37,6 +38,7 @@ __all__ = [
     "QGroupedLinear",
     "QParam",
     "dequantize",
+    "encoded_weights",
     "fp8_training",
     "load",
     "prepare",

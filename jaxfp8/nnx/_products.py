@@ -33,6 +33,10 @@ class ScalingStat(nnx.Variable):
     """A scale, or a history of largest magnitudes, of delayed scaling."""
 
 
+class Fp8Codes(nnx.Variable):
+    """A weight in 8 bits, while `encoded_weights` is in force."""
+
+
 class Fp8DotGeneral(nnx.Module):
     """The product of FP8 training, for any layer of nnx with an argument `dot_general`.
 
@@ -113,6 +117,8 @@ class Fp8DotGeneral(nnx.Module):
         """A product with the state, which then has its next scalings."""
         state = self.state()
         known: dict[str, Any] = {"recipe": self.recipe, "evaluates": self.use_running_average}
+        if hasattr(self, "codes"):
+            known["rhs_codes"] = self.codes.get_value()
         y, scalings = multiply(*args, state, **known, **kw)
         if state is not None and not self.use_running_average:
             of_input, of_kernel = scalings

@@ -1,0 +1,159 @@
+"""A weight of FP8 training in 8 bits, encoded once for all the products of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxfp8._ops.dimensions import free_axes
+from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.scaling import Scaling, ScalingState, check_state
+from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
+from jaxfp8._recipes.training_dot import Codes
+from jaxfp8._value.checks import as_floats
+from jaxfp8._value.errors import message
+from jaxfp8._value.spec import DimensionNumbers, Shape
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightCodes:
+    """A weight in 8 bits for the products of a training step, made by `encode_weight`.
+
+    A pytree without derivatives: it passes through `jax.jit`, `jax.vmap` and `jax.lax.scan`, and
+    collectives move its leaves.
+
+    Attributes:
+      forward: the codes for the forward product.
+      backward: those for the gradient of the activations; None if they are the same.
+      scaling: the next scaling of the weight; None for `CurrentScaling`.
+    """
+
+    forward: Codes
+    backward: Codes | None
+    scaling: Scaling | None
+
+    def gathered(self, axis_name: Any, axis: int) -> WeightCodes:
+        """The codes of a whole weight from those of its shards, inside `jax.shard_map`.
+
+        Codes and scales are sent, a quarter of the bytes of a float32 weight. A delayed scale is
+        that of all shards; otherwise each shard keeps scales of its own.
+
+        Args:
+          axis_name: the mesh axis, or axes, along which the weight is split.
+          axis: the axis of the weight that is split.
+        """
+        gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
+        alike = self.scaling is not None
+
+        def whole(codes: Codes) -> Codes:
+            place = codes.order.index(axis % len(codes.order))
+            values, scale, tiles = gather(codes.values, axis=place), codes.scale, codes.tiles
+            if not alike:
+                scale = gather(scale, axis=place)
+            else:  # one tile
+                tiles = (*tiles[:place], values.shape[place], *tiles[place + 1 :])
+            return dataclasses.replace(codes, values=values, scale=scale, tiles=tiles)
+
+        backward = self.backward and whole(self.backward)
+        return dataclasses.replace(self, forward=whole(self.forward), backward=backward)
+
+
+def encode_weight(
+    w: ArrayLike,
+    dimension_numbers: DimensionNumbers,
+    state: ScalingState | None = None,
+    *,
+    recipe: TrainingRecipe | None = None,
+) -> WeightCodes:
+    """A weight in 8 bits, for several products of one training step.
+
+    Each product encodes its weight by itself. A step with microbatches, with remat, or with a
+    weight used twice would read the weight and round it again each time. Encode it once here, and
+    give the codes to each product: `fp8_dot_general(x, w, numbers, state, rhs_codes=codes)`. The
+    numbers are the same, and gradients still go to `w`. Encode again after the optimiser's update.
+
+    Args:
+      w: the weight, float32, bfloat16 or float16, as the products get it.
+      dimension_numbers: those of the products; the weight is their `rhs`.
+      state: the scales of `DelayedScaling`, as the products get it.
+      recipe: `DelayedScaling` (default) or `CurrentScaling` (without a state).
+
+    Returns:
+      The codes, on a GPU in the layouts of both products that read them.
+
+    Raises:
+      TypeError: the weight has another dtype, or the state does not fit the recipe.
+      ValueError: the state has negative values and is no tracer.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8
+      >>> numbers, recipe = (((1,), (0,)), ((), ())), jaxfp8.CurrentScaling()
+      >>> w, batches = jnp.full((32, 16), 0.01), jnp.ones((4, 8, 32))
+      >>> codes = jaxfp8.encode_weight(w, numbers, recipe=recipe)
+      >>> def loss(w, x):
+      ...     y = jaxfp8.fp8_dot_general(x, w, numbers, recipe=recipe, rhs_codes=codes)
+      ...     return jnp.sum(y**2)
+      >>> total, _ = jax.lax.scan(lambda t, x: (t + jax.grad(loss)(w, x), None), 0 * w, batches)
+      >>> total.shape
+      (32, 16)
+    """
+    operation = "jaxfp8.encode_weight"
+    recipe = DelayedScaling() if recipe is None else recipe
+    check_state(operation, recipe, state)
+    w = as_floats(operation, "w", w)
+    (_, summed), (_, batch) = dimension_numbers
+    summed, batch = (tuple(axis % w.ndim for axis in axes) for axes in (summed, batch))
+    return weight_codes(recipe, w, state, summed, batch)
+
+
+def weight_codes(
+    recipe: TrainingRecipe, w: jax.Array, state: ScalingState | None, summed: Shape, batch: Shape
+) -> WeightCodes:
+    """The codes of a weight for a forward product over the axes `summed`."""
+    w, state = jax.lax.stop_gradient((w, state))
+    both, scaling = encode_for_products(
+        recipe,
+        recipe.forward_dtype,
+        w,
+        None if state is None else state.kernel,
+        (summed, free_axes(w.ndim, summed, batch)),
+        batch,
+        is_weight=True,
+    )
+    first, second = (dataclasses.replace(codes, wide=None) for codes in both)
+    same = first.values is second.values
+    return WeightCodes(forward=first, backward=None if same else second, scaling=scaling)
+
+
+def given_codes(
+    recipe: TrainingRecipe, given: WeightCodes, w: jax.Array
+) -> tuple[tuple[Codes, Codes], Scaling | None]:
+    """Codes for both products, and the next scaling, as `encode_for_products` gives them."""
+    first, second = given.forward, given.backward or given.forward
+    if is_twice_differentiable(recipe):
+        first, second = (dataclasses.replace(codes, wide=w) for codes in (first, second))
+    return (first, second), given.scaling
+
+
+def check_codes(
+    operation: str, recipe: TrainingRecipe, given: Any, shape: Shape, state: ScalingState | None
+) -> None:
+    """Refuses codes of another weight, recipe or kind."""
+    remedy = "make them by `jaxfp8.encode_weight` of the same weight, state and recipe"
+    if not isinstance(given, WeightCodes):
+        got, needs = f"is of type {type(given).__name__}", "codes of a weight are needed"
+        raise TypeError(message(operation, "`rhs_codes`", got, needs, remedy))
+    codes, dtype = given.forward, np.dtype(recipe.forward_dtype).name
+    found = tuple(codes.values.shape[codes.order.index(axis)] for axis in range(len(codes.order)))
+    if (found, codes.dtype) != (shape, dtype) or (given.scaling is None) != (state is None):
+        scaling = "without" if given.scaling is None else "with"
+        got = f"has {codes.dtype}{list(found)} {scaling} delayed scaling"
+        wanted = "without" if state is None else "with"
+        needs = f"`rhs` needs {dtype}{list(shape)} {wanted} it"
+        raise ValueError(message(operation, "`rhs_codes`", got, needs, remedy))

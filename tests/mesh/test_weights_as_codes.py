@@ -1,0 +1,88 @@
+"""Weights that are split over devices are gathered as codes, and amaxes by one sum a step."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from mesh.traffic import ARRAY, COLLECTIVE
+
+import jaxfp8
+
+NUMBERS = (((1,), (0,)), ((), ()))
+DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
+LAYERS, SIZE, ROWS = 2, 64, 32
+SPLIT, WHOLE = P("fsdp", None), P()
+
+
+def loss(multiply, weights, states, x):
+    for w, state in zip(weights, states, strict=True):
+        x = jnp.tanh(multiply(x, w.astype(x.dtype), NUMBERS, state, recipe=DELAYED))
+    return x.astype(jnp.float32).sum()
+
+
+def arrays(mesh):
+    """Weights, states and activations on a mesh."""
+    keys = jax.random.split(jax.random.key(0), LAYERS + 1)
+    weights = [jax.random.normal(key, (SIZE, SIZE)) / 8 for key in keys[1:]]
+    states = [jaxfp8.ScalingState.init(DELAYED) for _ in weights]
+    x = jax.random.normal(keys[0], (ROWS, SIZE), jnp.bfloat16)
+    places = [NamedSharding(mesh, spec) for spec in (SPLIT, WHOLE, SPLIT)]
+    return [jax.device_put(tree, at) for tree, at in zip((weights, states, x), places, strict=True)]
+
+
+def automatic(mesh):
+    """The gradients of weights lie as the weights do."""
+
+    def gradients(*args):
+        found, states = jax.grad(functools.partial(loss, jaxfp8.fp8_dot_general), (0, 1))(*args)
+        return jax.lax.with_sharding_constraint(found, NamedSharding(mesh, SPLIT)), states
+
+    return gradients
+
+
+def explicit(mesh):
+    multiply = functools.partial(jaxfp8.fp8_dot_general, out_sharding=SPLIT)
+    return jax.grad(functools.partial(loss, multiply), (0, 1))
+
+
+def manual(mesh):
+    """Each device encodes its part, and gathers codes. Gradients are reduced in bfloat16."""
+
+    def multiply(x, w, numbers, state, *, recipe):
+        codes = jaxfp8.encode_weight(w, numbers, state, recipe=recipe).gathered("fsdp", 0)
+        w = jax.lax.all_gather(w, "fsdp", axis=0, tiled=True)  # for its gradient: not read
+        return jaxfp8.fp8_dot_general(x, w, numbers, state, recipe=recipe, rhs_codes=codes)
+
+    @jax.shard_map(mesh=mesh, in_specs=(SPLIT, WHOLE, SPLIT), out_specs=WHOLE)
+    def total(weights, states, x):
+        return jax.lax.psum(loss(multiply, weights, states, x), "fsdp")
+
+    return jax.grad(total, (0, 1))
+
+
+@pytest.mark.parametrize("kind", [automatic, explicit, manual], ids=lambda kind: kind.__name__)
+def test_weights_are_gathered_as_codes_and_amaxes_together(kind):
+    axis = AxisType.Explicit if kind is explicit else AxisType.Auto
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(axis,))
+    with jax.set_mesh(mesh):
+        args = arrays(mesh)
+        program = jax.jit(kind(mesh)).lower(*args).compile()
+        found, states = program(*args)
+    sent = [m for line in program.as_text().splitlines() if (m := COLLECTIVE.search(line))]
+    gathered = [ARRAY.findall(m["result"]) for m in sent if m["kind"] == "all-gather"]
+    assert gathered and all(dtype == "u8" for (dtype, _), *_ in gathered)
+    amaxes = [m["result"] for m in sent if m["kind"] == "all-reduce"]
+    sizes = [math.prod(map(int, filter(None, s.split(",")))) for _, s in ARRAY.findall(amaxes[0])]
+    assert len(amaxes) == 1 and sum(sizes) <= 3 * LAYERS + 1
+    weights, first, x = jax.device_get(args)
+    one_device = functools.partial(loss, jaxfp8.fp8_dot_general)
+    want, new = jax.jit(jax.grad(one_device, (0, 1)))(weights, first, x)
+    for got, other in zip(found, want, strict=True):
+        assert np.linalg.norm(got - other) < 0.02 * np.linalg.norm(other)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-2)
+    jax.tree.map(close, states, new)
