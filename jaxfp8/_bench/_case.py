@@ -26,6 +26,8 @@ class Case:
     bytes: float = 0.0  # the least bytes moved by one unit
     # Bytes of a contender of whole steps; `bytes` are those of the others.
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Bytes of a contender's program beside its arguments and results, where it is known.
+    temporary: Mapping[str, int] = dataclasses.field(default_factory=dict)
     product: str = ""  # the kind of its products, a key of `peaks`; "" if no peak is known
     # Loops at the limit of the machine, timed in the same rounds. A unit of "read" is a byte, a
     # unit of a kind of products an operation.

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--step",
         choices=tuple(_step.ROWS),
         help=f"time whole steps of decoders ({', '.join(_decoder.MODELS)}; --shapes names them, by "
-        f"default {_step.MODEL}); --rows are texts (decode), or tokens of one (prefill, train)",
+        f"default {_step.MODEL}); --rows are texts (decode), or tokens of one (others)",
     )
     for name, default, what in (
         ("layers", _step.LAYERS, "layers of --step"),

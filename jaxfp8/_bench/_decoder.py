@@ -22,7 +22,10 @@ Cache = tuple[jax.Array, jax.Array]  # keys and values, [B, kv_heads, S, head]
 
 
 class Sizes(NamedTuple):
-    """Widths, of activations and inside the perceptron; numbers of heads and the size of one."""
+    """Widths, of activations and inside the perceptron; numbers of heads and the size of one.
+
+    Without heads a layer is a perceptron alone: norm, up, GELU, down.
+    """
 
     width: int
     hidden: int
@@ -33,6 +36,8 @@ class Sizes(NamedTuple):
     @property
     def weights(self) -> dict[str, tuple[int, int]]:
         """N and K of the weights of a layer."""
+        if not self.heads:
+            return {"up": (self.hidden, self.width), "down": (self.width, self.hidden)}
         width, query, key = self.width, self.heads * self.head, self.kv_heads * self.head
         first = {"query": query, "key": key, "value": key, "gate": self.hidden, "up": self.hidden}
         last = {"out": (width, query), "down": (width, self.hidden)}
@@ -40,6 +45,8 @@ class Sizes(NamedTuple):
 
 
 MODELS = {
+    "block-8b": Sizes(4096, 14336, heads=0, kv_heads=0, head=0),
+    "tiny-block": Sizes(64, 128, heads=0, kv_heads=0, head=0),
     "llama3-8b": Sizes(4096, 14336, heads=32, kv_heads=8, head=128),
     "llama3-70b": Sizes(8192, 28672, heads=64, kv_heads=8, head=128),
     "tiny": Sizes(64, 128, heads=4, kv_heads=2, head=16),
@@ -61,6 +68,10 @@ def forward(
     """
     (x, position), after = given, []
     for layer, cache in zip(layers, caches, strict=True):
+        if not sizes.heads:
+            hidden = jax.nn.gelu(dot(rms_norm(x, layer["mlp_norm"]), layer["up"]))
+            x = x + dot(hidden, layer["down"])
+            continue
         y = rms_norm(x, layer["attention_norm"])
         mixed, cache = _attention(y, position, layer, cache, sizes, dot)
         x = x + mixed

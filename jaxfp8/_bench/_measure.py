@@ -50,6 +50,7 @@ class Contender:
     units: float = 1  # units of work of one call of `enqueue`
     # The text of a compiled program. With one, the work is profiled by kernel, too.
     program: str = ""
+    temporary: int = 0  # bytes of the program beside its arguments and results
 
     def seconds(self, calls: int) -> float:
         """Wall time of some calls, started one after the other and waited for together."""

@@ -49,8 +49,10 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
     timing = measured.timings[name]
     if not isinstance(timing, Timing):
         return {"name": name, "missing": timing.reason}
+    temporary = measured.case.temporary.get(name)
     return {
         "name": name,
+        **({} if temporary is None else {"temporary": temporary}),
         "seconds": timing.median,
         "spread": timing.spread,
         "rate": measured.rate(name),

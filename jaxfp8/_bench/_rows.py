@@ -24,6 +24,9 @@ def show(screen: Screen, measured: Measured) -> None:
     for name, timing in measured.timings.items():
         if isinstance(timing, Missing):
             screen.say(f"  {name}: {timing.reason}")
+        elif name in measured.case.temporary:
+            size = tables.size(measured.case.temporary[name])
+            screen.say(f"  {name}: {size} of temporaries")
     for name, profile in measured.profiles.items():
         if isinstance(profile, Missing):
             screen.say(f"  {name}: no breakdown by kernel: {profile.reason}")

@@ -19,7 +19,7 @@ from jaxfp8._bench._products import KINDS, Kind, values
 from jaxfp8._bench._ways import FLOATS
 
 # Texts of a token each for "decode", tokens of one text for the others.
-ROWS = {"decode": (1, 16, 64), "prefill": (2048,), "train": (2048,)}
+ROWS = {"decode": (1, 16, 64), "prefill": (2048,), "train": (2048,), "remat": (2048,)}
 LAYERS, CACHE, MODEL = 8, 1024, "llama3-8b"
 _BF16, _TOKENS = "XLA bf16", 1000  # the seed of tokens
 _FORMS = {
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 def case(one: Step) -> Case:
     """A step in all forms."""
-    sizes, in_training = _decoder.MODELS[one.model], one.kind == "train"
+    sizes, in_training = _decoder.MODELS[one.model], one.kind in ("train", "remat")
     by_memory, on_cpu = one.kind == "decode", one.platform == "cpu"
     shape = (one.rows, 1) if by_memory else (1, one.rows)
     given = bf16(_TOKENS, *shape, sizes.width), jnp.int32(one.cache - 1 if by_memory else 0)
@@ -74,6 +74,7 @@ def case(one: Step) -> Case:
         flops=0.0 if by_memory and not on_cpu else flops,
         bytes=least,
         moved=moved,
+        temporary={n: c.temporary for n, c in made.items() if isinstance(c, Contender)},
         product=product,
         peaks=_peaks.limits(product, int(least)) if on_cpu else _peaks.of_gpu(by_memory),
     )
@@ -88,7 +89,8 @@ def _contender(step: Callable[..., Any], given: Any, weights: Any, state: Any) -
         y, state = program(given, weights, state)
         return y
 
-    return Contender(enqueue, program=str(program.as_text()))
+    temporary = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
+    return Contender(enqueue, program=str(program.as_text()), temporary=temporary)
 
 
 def _inference(one: Step, sizes: Sizes) -> Iterator[_Form]:
@@ -114,8 +116,15 @@ def _training(one: Step, sizes: Sizes) -> Iterator[_Form]:
     for name, dot in _DOTS.items():
         make = jaxfp8.ScalingState.init if "delayed" in name else lambda recipe: None
         scales = [{n: make(_DELAYED) for n in sizes.weights} for _ in weights]
-        step = functools.partial(_gradients, sizes, functools.partial(_trained, dot))
-        yield name, (step if name == _BF16 else jaxfp8.rewrite(step)), weights, scales
+        run: Callable[..., jax.Array] = _unrolled
+        held: tuple[Any, Any] = weights, scales
+        if one.kind == "remat":
+            policy = None if name == _BF16 else jaxfp8.codes_saveable
+            run = functools.partial(_scanned, functools.partial(jax.checkpoint, policy=policy))
+            stack = functools.partial(jax.tree.map, lambda *layers: jnp.stack(layers))
+            held = stack(*weights), stack(*scales)
+        step = functools.partial(_gradients, run, sizes, functools.partial(_trained, dot))
+        yield name, (step if name == _BF16 else jaxfp8.rewrite(step)), *held
 
 
 def _trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Array:
@@ -124,13 +133,28 @@ def _trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Arra
     return dot(x, w.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), scales)
 
 
-def _gradients(sizes: Sizes, dot: Dot, given: Any, weights: Any, scales: Any) -> Any:
+def _gradients(run: Any, sizes: Sizes, dot: Dot, given: Any, weights: Any, scales: Any) -> Any:
     """Gradients of the mean square; the gradient of scales is the next ones."""
 
+    def layer(x: jax.Array, held: Any) -> tuple[jax.Array, None]:
+        w, states = held
+        pairs = w | {name: (w[name], state) for name, state in states.items()}
+        y, _ = _decoder.forward((x, given[1]), [pairs], [None], sizes=sizes, dot=dot)
+        return y, None
+
     def loss(weights: Any, scales: Any) -> jax.Array:
-        pairs = zip(weights, scales, strict=True)
-        layers = [w | {name: (w[name], state) for name, state in own.items()} for w, own in pairs]
-        y, _ = _decoder.forward(given, layers, [None] * len(layers), sizes=sizes, dot=dot)
+        y = run(layer, given[0], (weights, scales))
         return jnp.mean(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(loss, (0, 1))(weights, scales)
+
+
+def _unrolled(layer: Callable[..., Any], x: jax.Array, held: Any) -> jax.Array:
+    for own in zip(*held, strict=True):
+        x, _ = layer(x, own)
+    return x
+
+
+def _scanned(remat: Any, layer: Callable[..., Any], x: jax.Array, held: Any) -> jax.Array:
+    y, _ = jax.lax.scan(remat(layer), x, held)
+    return y

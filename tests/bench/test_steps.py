@@ -22,6 +22,7 @@ STEPS = {
     "decode": Step("decode", "tiny", rows=3, layers=1, cache=5, platform="cpu"),
     "prefill": Step("prefill", "tiny", rows=7, layers=2, cache=0, platform="cpu"),
     "train": Step("train", "tiny", rows=16, layers=2, cache=0, platform="cpu"),
+    "remat": Step("remat", "tiny-block", rows=16, layers=2, cache=0, platform="cpu"),
 }
 # Errors as shares of the norm: weights are exact in all forms, activations are rounded to 8 bits.
 ERRORS = {"jaxfp8 W8A16": 0.03, "jaxfp8 FP8 dynamic": 0.1, "XLA bf16": 0.03}
@@ -75,13 +76,16 @@ def test_every_form_of_a_step_computes_it(name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_gradients_of_a_training_step_are_those_of_bfloat16():
+@pytest.mark.parametrize("kind", ["train", "remat"])
+def test_gradients_of_a_training_step_are_those_of_bfloat16(kind):
     """After two steps: the first ones of delayed scales have no history."""
-    forms = case_of("train").contenders
+    forms = case_of(kind).contenders
     gradients = {label: [form.enqueue() for _ in range(3)][-1] for label, form in forms.items()}
     exact = gradients.pop("XLA bf16")
     assert list(gradients) == ["jaxfp8 delayed", "jaxfp8 current"]
-    assert exact[0]["down"].shape == (64, 128) and exact[0]["down"].dtype == jnp.float32
+    down = exact[0]["down"] if kind == "train" else exact["down"][0]  # or stacked
+    assert down.shape == (64, 128) and down.dtype == jnp.float32
+    assert min(case_of(kind).temporary[name] for name in forms) > 0
     for label, own in gradients.items():
         assert error(own, exact) <= 0.15, label
 
