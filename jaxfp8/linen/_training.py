@@ -116,7 +116,8 @@ class Fp8DirectDotGeneralOp(_Fp8):
 
     A drop-in for `flax.linen.Fp8DirectDotGeneralOp`: forward and both backward products run on
     8-bit operands. With `DelayedScaling` the state lives in the collection
-    `_overwrite_with_gradient`: a gradient is the next value there, as `TrainState` knows.
+    `_overwrite_with_gradient`: a gradient is the next value there, as `TrainState` knows. A call
+    with a mutable collection `fp8_codes` encodes the weight into it, once for several calls.
 
     Attributes:
       recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`.

@@ -1,7 +1,5 @@
 """Recipes, arrays and one step of the tests of training."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,10 +10,12 @@ MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
 TENSOR = jaxfp8.CurrentScaling()
 ROW = jaxfp8.CurrentScaling(granularity="channel")
+BLOCK = jaxfp8.CurrentScaling(granularity="block")
 RECIPES = {"delayed": DELAYED, "tensor": TENSOR, "row": ROW}
 # Half a step of e4m3 and of e5m2, relative to a value.
 STEP = {"e4m3": 2.0**-4, "e5m2": 2.0**-3}
 each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+blocks_too = pytest.mark.parametrize("recipe", [*RECIPES.values(), BLOCK], ids=[*RECIPES, "block"])
 
 
 def normal(*shape, seed=0, dtype=jnp.float32):
@@ -26,8 +26,7 @@ def first_state(recipe):
     return jaxfp8.ScalingState.init(recipe) if recipe is DELAYED else None
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def step(x, w, g, state, recipe, numbers=MATRIX):
+def plain_step(x, w, g, state, recipe, numbers=MATRIX):
     """The product, and what its backward pass makes of the cotangent `g`."""
 
     def product(x, w, state):
@@ -37,7 +36,10 @@ def step(x, w, g, state, recipe, numbers=MATRIX):
     return y, *pull_back(g.astype(y.dtype))
 
 
-def settled(x, w, g, recipe, numbers=MATRIX):
+step = jax.jit(plain_step, static_argnums=(4, 5))
+
+
+def settled(x, w, g, recipe, numbers=MATRIX, step=step):
     """The product at the second step, when delayed scales have seen the data."""
     state = step(x, w, g, first_state(recipe), recipe, numbers)[3]
     return step(x, w, g, state, recipe, numbers)

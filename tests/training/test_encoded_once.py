@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from recomputed import calls
-from training.samples import DELAYED, MATRIX, RECIPES, TENSOR, first_state, normal, refuse
+from training.samples import BLOCK, DELAYED, MATRIX, TENSOR, blocks_too, first_state, normal, refuse
 
 import jaxfp8
 import jaxfp8.linen
@@ -17,7 +17,6 @@ import jaxfp8.nnx
 
 SAVING = functools.partial(jax.checkpoint, policy=jaxfp8.codes_saveable)
 LAYERS, MICROBATCHES = 3, 4
-RULES = {**RECIPES, "block": jaxfp8.CurrentScaling(granularity="block")}
 # Those that encode by calls. The others are operations of XLA.
 CALLED = {"delayed": DELAYED, "tensor": TENSOR}
 
@@ -54,7 +53,7 @@ def test_a_policy_that_saves_codes_encodes_each_tensor_once(recipe, change):
     assert saving["scaled_dot"] == remat["scaled_dot"]
 
 
-@pytest.mark.parametrize("recipe", RULES.values(), ids=RULES)
+@blocks_too
 def test_a_policy_that_saves_codes_keeps_no_floats_of_their_size(recipe):
     weights, states = stacked(recipe)
     x = normal(16, 16, dtype=jnp.bfloat16)
@@ -68,7 +67,7 @@ def test_a_policy_that_saves_codes_keeps_no_floats_of_their_size(recipe):
     assert set(large) == {np.dtype(np.uint8)} and 2 <= len(large) <= 4
 
 
-@pytest.mark.parametrize("recipe", [DELAYED, RULES["block"]], ids=["delayed", "block"])
+@pytest.mark.parametrize("recipe", [DELAYED, BLOCK], ids=["delayed", "block"])
 @pytest.mark.same_bits
 def test_gradients_from_saved_and_given_codes_are_the_same(recipe):
     w, x, state = normal(16, 8), normal(4, 16), first_state(recipe)
@@ -150,7 +149,7 @@ def perceptron(recipe):
     return model
 
 
-@pytest.mark.parametrize("recipe", RULES.values(), ids=RULES)
+@blocks_too
 def test_nnx_encodes_weights_once_for_all_microbatches(recipe):
     graph, state = nnx.split(perceptron(recipe))
     gradients = nnx.grad(lambda model, x: (model(x) ** 2).sum())
