@@ -58,17 +58,28 @@ def two_layers(dot, weights, x):
     return (dot(jnp.tanh(dot(x, first)), second) ** 2).mean()
 
 
-def hessian_products(f, at, along):
-    """The same product with the Hessian, by reverse over reverse and by forward over reverse."""
-    gradient = jax.grad(f)
+def by_reverse(f, at, along):
+    """The product with the Hessian, by reverse over reverse."""
 
     def directional(at):
-        pairs = zip(jax.tree.leaves(gradient(at)), jax.tree.leaves(along), strict=True)
+        pairs = zip(jax.tree.leaves(jax.grad(f)(at)), jax.tree.leaves(along), strict=True)
         return sum(jnp.vdot(g, t) for g, t in pairs)
 
-    return jax.jit(jax.grad(directional))(at), jax.jit(
-        lambda: jax.jvp(gradient, (at,), (along,))
-    )()[1]
+    return jax.grad(directional)(at)
+
+
+def hessian_product(f, at, along):
+    return jax.jit(functools.partial(by_reverse, f))(at, along)
+
+
+def hessian_products(f, at, along):
+    """The same product with the Hessian, by reverse over reverse and by forward over reverse."""
+
+    @jax.jit
+    def both(at, along):
+        return by_reverse(f, at, along), jax.jvp(jax.grad(f), (at,), (along,))[1]
+
+    return both(at, along)
 
 
 def far(got, want):
@@ -88,8 +99,8 @@ def test_hessian_of_two_layers_is_straight_through_in_both_modes(recipe):
             two_layers, functools.partial(dot, recipe), x=normal(16, 32, seed=4)
         )
 
-    want, _ = hessian_products(loss(in_floats), WEIGHTS, ALONG)
-    exact, _ = hessian_products(
+    want = hessian_product(loss(in_floats), WEIGHTS, ALONG)
+    exact = hessian_product(
         lambda weights: two_layers(jnp.matmul, weights, normal(16, 32, seed=4)), WEIGHTS, ALONG
     )
     for got in hessian_products(loss(product), WEIGHTS, ALONG):
@@ -100,10 +111,8 @@ def test_hessian_of_two_layers_is_straight_through_in_both_modes(recipe):
 @each_recipe
 def test_one_layer_has_the_second_derivative_of_a_float_product(recipe):
     x, w, t = normal(4, 32), normal(32, 8, seed=1), normal(32, 8, seed=2)
-    (want, _), both = (
-        hessian_products(lambda w, dot=dot: (dot(x, w) ** 2).sum(), w, t)
-        for dot in (jnp.matmul, functools.partial(product, recipe))
-    )
+    want = hessian_product(lambda w: ((x @ w) ** 2).sum(), w, t)
+    both = hessian_products(lambda w: (product(recipe, x, w) ** 2).sum(), w, t)
     assert all(far(got, want) < 0.06 for got in both)
 
 
@@ -134,16 +143,14 @@ STACK = normal(2, 16, 16) / 3
 ROWS = normal(4, 16, seed=1)
 
 
-def second(model):
-    """Of a model of a stack of layers, the two products with a Hessian."""
-    return hessian_products(
-        lambda weights: (model(weights, ROWS) ** 2).sum(), STACK, jnp.cos(9 * STACK)
-    )
+def second(model, products=hessian_products):
+    """Of a model of a stack of layers, the products with a Hessian."""
+    return products(lambda weights: (model(weights, ROWS) ** 2).sum(), STACK, jnp.cos(9 * STACK))
 
 
 @functools.cache
 def of_unrolled_layers():
-    return second(lambda weights, x: functools.reduce(layer, weights, x))[0]
+    return second(lambda weights, x: functools.reduce(layer, weights, x), hessian_product)
 
 
 def layer(x, w):
@@ -179,9 +186,9 @@ def test_second_derivatives_of_any_product_are_near_those_of_floats(case, monkey
     def theirs(x, w):
         return jax.lax.dot_general(x, w, numbers)
 
-    (want, _), got = (
-        hessian_products(lambda both, dot=dot: (dot(*both) ** 2).sum(), both, along)
-        for dot in (theirs, ours)
+    want, got = (
+        products(lambda both, dot=dot: (dot(*both) ** 2).sum(), both, along)
+        for products, dot in ((hessian_product, theirs), (hessian_products, ours))
     )
     if want[1].any():
         assert all(far(one, want) < 0.1 for one in got)
