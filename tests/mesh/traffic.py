@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-COLLECTIVE = re.compile(
-    r"= (?P<result>\(?[a-z0-9]+\[.*?) (?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|"
-    r"collective-permute|collective-broadcast)(-start)?\("
-)
-ARRAY = re.compile(r"([a-z]+[0-9]+[a-z0-9]*|pred)\[([0-9,]*)\]")
-EIGHT_BIT = re.compile(r"(s8|u8|pred|f8.*)$")
+from jaxfp8._bench import _hlo
 
 
-class Sent(NamedTuple):
-    """One collective: its kind, and the bytes of its result if floats were bfloat16."""
-
-    kind: str
-    bytes: int
-
-
-def sent(function: Any, *arguments: Any) -> list[Sent]:
-    """The collectives of a jitted function, in the order of its HLO."""
+def sent(function: Any, *arguments: Any) -> list[_hlo.Sent]:
+    """The collectives of a jitted function."""
     return sent_by(jax.jit(function).lower(*arguments).compile())
 
 
@@ -34,25 +20,15 @@ def run(function: Any, *arguments: Any) -> tuple[Any, int]:
     return program(*arguments), total(sent_by(program))
 
 
-def sent_by(program: jax.stages.Compiled) -> list[Sent]:
-    """The collectives of a compiled program, in the order of its HLO.
+def sent_by(program: jax.stages.Compiled) -> list[_hlo.Sent]:
+    """The collectives of a compiled program.
 
     Each float counts as two bytes: on the CPU XLA widens bfloat16, and sums of products over
     devices may be float32.
     """
-    found = (COLLECTIVE.search(line) for line in program.as_text().splitlines())
-    return [Sent(m["kind"], _bytes(m["result"])) for m in found if m]
+    return _hlo.sent(program.as_text(), float_bytes=2)
 
 
-def _bytes(result: str) -> int:
-    arrays = ARRAY.findall(result)
-    return sum(
-        math.prod(int(size) for size in shape.split(",") if size)
-        * (1 if EIGHT_BIT.match(dtype) else 2)
-        for dtype, shape in arrays
-    )
-
-
-def total(collectives: list[Sent]) -> int:
-    """Bytes on the wire: a sum over devices sends each of its own twice, all others once."""
-    return sum(c.bytes * (2 if c.kind == "all-reduce" else 1) for c in collectives)
+def total(collectives: list[_hlo.Sent]) -> int:
+    """Bytes on the wire."""
+    return sum(one.bytes for one in collectives)

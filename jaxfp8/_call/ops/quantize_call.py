@@ -207,8 +207,7 @@ def _jvp(
     return results, d_results
 
 
-# Splitting over a mesh: a tile is cut only where it is the whole of an axis. Under the plain rule
-# rows stay whole.
+# Splitting over a mesh: a tile is cut only where it is the whole of an axis.
 
 
 def _parts(
@@ -217,16 +216,14 @@ def _parts(
     """The factors of the call, and the call on shards."""
     del out_sharding  # it has none
     shape = avals[0].shape
-    names = tuple(
-        None if spec.plain and axis == len(shape) - 1 else f"a{axis}" for axis in range(len(shape))
-    )
+    names = tuple(f"a{axis}" for axis in range(len(shape)))
     axes = list(zip(names, shape, spec.tiles, strict=True))
     of_tiles = tuple(None if tile >= size else name for name, size, tile in axes)
     factors = Factors(
         operands=(names, *[of_tiles] * spec.given_scale),
         results=(*spec.layouts(names), *[of_tiles] * spec.has_value_per_tile),
-        pieces={name: _pieces(size, tile) for name, size, tile in axes if name is not None},
-        ragged=frozenset(n for n, size, tile in axes if n is not None and not 1 < tile < size),
+        pieces={name: _pieces(size, tile) for name, size, tile in axes},
+        ragged=frozenset(n for n, size, tile in axes if not 1 < tile < size),
     )
 
     def on_shards(shards: Shards) -> Any:
@@ -234,9 +231,12 @@ def _parts(
         tiles = tuple(max(1, min(pair)) for pair in zip(spec.tiles, local_shape, strict=True))
         local = dataclasses.replace(spec, tiles=tiles)
         mesh_axes = shards.axes(*(name for name, size, tile in axes if tile >= size))
-        if spec.plain or not mesh_axes:
+        # Codes of the plain rule have given scales.
+        if not mesh_axes or (spec.plain and spec.dtype is not None):
             return functools.partial(_on_one_device, spec=local, split=split)
-        if any(tile < size for _, size, tile in axes):
+        if spec.plain:
+            across = functools.partial(_amax_across, spec=local, split=split, mesh_axes=mesh_axes)
+        elif any(tile < size for _, size, tile in axes):
             across = functools.partial(quantized, spec=local, mesh_axes=mesh_axes)
         else:
             across = functools.partial(
@@ -261,6 +261,17 @@ def _pieces(size: int, tile: int) -> int:
 
 def _on_one_device(*operands: jax.Array, spec: QuantizeSpec, split: bool) -> list[jax.Array]:
     return quantize_p.bind(*operands, spec=spec, split=split)
+
+
+def _amax_across(
+    x: jax.Array, *, spec: QuantizeSpec, split: bool, mesh_axes: tuple[str, ...]
+) -> list[jax.Array]:
+    """Amaxes of rows that several devices share.
+
+    They are gathered first: a collective maximum need not keep NaN.
+    """
+    (amax,) = _on_one_device(x, spec=spec, split=split)
+    return [jnp.max(jax.lax.all_gather(amax, mesh_axes), axis=0)]
 
 
 def _one_tile_across(
