@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfp8 import _export as _export  # registers pytrees with jax.export
 from jaxfp8._call.library.strictness import strict
+from jaxfp8._call.mesh.sums import sums_over_devices
 from jaxfp8._ops.products import dot_general, einsum, matmul
 from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize
 from jaxfp8._ops.ragged import ragged_dot
+from jaxfp8._ops.ring import gathered_matmul
 from jaxfp8._ops.solve import solve
 from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.quantization import Quantization
@@ -101,6 +103,7 @@ __all__ = [
     "fake_quantize",
     "fp8_dot_general",
     "fp8_ragged_dot",
+    "gathered_matmul",
     "matmul",
     "prepare",
     "quantize",
@@ -112,4 +115,5 @@ __all__ = [
     "split_dot",
     "stack",
     "strict",
+    "sums_over_devices",
 ]

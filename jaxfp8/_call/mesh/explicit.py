@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxfp8._call.mesh import sums
 from jaxfp8._call.mesh.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import as_bytes, bits_as
@@ -190,8 +191,9 @@ def _bytes_moved(
     if summed and all(a.factor_of(axis) == factor for a in operands if factor in a.names):
         return 0
     moved = sum(_moved(a, a.factor_of(axis), factor, mesh.shape[axis]) for a in operands)
-    if summed:  # an all-reduce of float32 sums sends each of them twice
-        return moved + sum(2 * 4 * result.size for result in results)
+    if summed:  # an all-reduce sends each sum twice
+        each = 2 * sums.chosen().itemsize
+        return moved + sum(each * result.size for result in results)
     return moved + sum(_moved(y, factor, y.factor_of(axis), mesh.shape[axis]) for y in results)
 
 

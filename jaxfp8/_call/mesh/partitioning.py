@@ -7,12 +7,14 @@ as many stand-ins.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -20,7 +22,7 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh
 
 from jaxfp8._call.library.strictness import is_strict, strict_if, tell_gathered
-from jaxfp8._call.mesh import grid
+from jaxfp8._call.mesh import grid, sums
 from jaxfp8._call.mesh.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
@@ -37,6 +39,19 @@ def is_wanted(arrays: Sequence[Any]) -> bool:
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in arrays)]
     kinds = {kind for mesh in meshes for kind in mesh.axis_types}
     return not kinds or AxisType.Auto in kinds
+
+
+class _Caller(NamedTuple):
+    """The contexts of the caller. XLA asks on a thread of its own, without them."""
+
+    strict: bool
+    sums: np.dtype
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """The same contexts."""
+        with strict_if(self.strict), sums.within(self.sums):
+            yield
 
 
 _UNEQUAL = (
@@ -63,7 +78,8 @@ def lowering(rule: Callable[..., Any], *tables: Table) -> Callable[..., Any]:
         if not isinstance(place, compat.Place):
             return rule(ctx, *operands, **params)
         types = tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in)
-        whole = _splittable(tables, types, place, is_strict(), tuple(params.items()))
+        caller = _Caller(is_strict(), sums.chosen())
+        whole = _splittable(tables, types, place, caller, tuple(params.items()))
         call = core.jaxpr_as_fun(whole)
         compass = mlir.lower_fun(lambda: grid.compass(place), multiple_results=True)
         needle = compass(ctx.replace(avals_in=[]))
@@ -78,7 +94,7 @@ def _splittable(
     tables: tuple[Table, ...],
     types: tuple[Any, ...],
     place: compat.Place,
-    strict: bool,
+    caller: _Caller,
     params: tuple[tuple[str, Any], ...],
 ) -> Any:
     """The jaxpr of a call for XLA to split. The last operand is the compass, if there is one.
@@ -103,18 +119,18 @@ def _splittable(
         ]
         table, on_its_shards, shards, left = min(chosen, key=lambda one: len(one[3]))
         if left:
-            with strict_if(strict):
+            with caller.again():
                 tell_gathered(dict(params)["spec"].told(types[0]), _UNEQUAL)
         placed, results_placed = shards.placements(table)
         placed += [array.sharding for array in compass]
-        call = _off_mesh(on_its_shards(shards), strict)
+        call = _off_mesh(on_its_shards(shards), caller)
         return devices.whole, lambda *local: call(*local[:number]), results_placed, tuple(placed)
 
     splittable = custom_partitioning(whole)
     splittable.def_partition(
         partition, sharding_rule=_rule(factors, len(place.axes)), decode_shardings=False
     )
-    what = repr((__version__, strict, types, params))
+    what = repr((__version__, caller, types, params))
 
     def marked(*operands: Any) -> Sequence[Any]:
         with set_xla_metadata(jaxfp8=what):
@@ -124,16 +140,17 @@ def _splittable(
         return jax.make_jaxpr(marked)(*types, *grid.compass_type(place))
 
 
-def _off_mesh(function: Callable[..., Sequence[Any]], strict: bool) -> Callable[..., Sequence[Any]]:
-    """The same function, traced and lowered as if no mesh were set.
+def _off_mesh(
+    function: Callable[..., Sequence[Any]], caller: _Caller
+) -> Callable[..., Sequence[Any]]:
+    """The same function, traced and lowered as if no mesh were set, in the caller's contexts.
 
     XLA asks for the call on shards while it compiles, maybe inside `jax.set_mesh`. The types of
-    arrays would name that mesh then, and JAX would put shardings into reductions over devices. It
-    asks on a thread of its own, without the caller's `strict`.
+    arrays would name that mesh then, and JAX would put shardings into reductions over devices.
     """
 
     def bind(*operands: Any) -> Sequence[Any]:
-        return _off_mesh_p.bind(*operands, function=function, strict=strict)
+        return _off_mesh_p.bind(*operands, function=function, caller=caller)
 
     return bind
 
@@ -143,16 +160,18 @@ _off_mesh_p.multiple_results = True
 
 
 @_off_mesh_p.def_abstract_eval
-def _off_mesh_types(*avals: Any, function: Callable[..., Sequence[Any]], strict: bool) -> list[Any]:
-    with jax.sharding.use_abstract_mesh(_NO_MESH), strict_if(strict):
+def _off_mesh_types(
+    *avals: Any, function: Callable[..., Sequence[Any]], caller: _Caller
+) -> list[Any]:
+    with jax.sharding.use_abstract_mesh(_NO_MESH), caller.again():
         outputs = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
         return [jax.core.ShapedArray(y.shape, y.dtype) for y in outputs]
 
 
 def _lower_off_mesh(
-    ctx: Any, *operands: Any, function: Callable[..., Sequence[Any]], strict: bool
+    ctx: Any, *operands: Any, function: Callable[..., Sequence[Any]], caller: _Caller
 ) -> Sequence[Any]:
-    with jax.sharding.use_abstract_mesh(_NO_MESH), strict_if(strict):
+    with jax.sharding.use_abstract_mesh(_NO_MESH), caller.again():
         types = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
         bare = ctx.replace(avals_in=types)
         return mlir.lower_fun(function, multiple_results=True)(bare, *operands)

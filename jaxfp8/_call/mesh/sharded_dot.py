@@ -2,9 +2,9 @@
 
     b batch    m free axes of lhs    n free axes of rhs    k contracted
 
-If a contracted axis is split, each device has a part of every sum. The parts are added in float32
-(in int32 for an int32 output). The epilogue runs once, after that. If the output is split along the
-same mesh axis, each device adds up its own part of the output only.
+If a contracted axis is split, each device has a part of every sum. The parts are added in the dtype
+of `sums`, float32 by default (in int32 for an int32 output). The epilogue runs once, after that. If
+the output is split along the same mesh axis, each device adds up its own part of the output only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfp8._call.mesh import sums
 from jaxfp8._call.mesh.shards import Factors, Names, Shards, without_padding
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
@@ -177,12 +178,13 @@ def _sum_of_parts(
     named = dict(zip(local.operand_names(), operands, strict=True))
     sides = (local.lhs, local.rhs)
     exact = all(dtypes.is_int8(side.dtype) and not side.scale for side in sides)
-    dtype = "int32" if exact and local.epilogue.out_dtype == "int32" else "float32"
+    dtype = "int32" if exact and local.epilogue.out_dtype == "int32" else sums.chosen().name
     lhs, rhs = (dataclasses.replace(side, sums=False) for side in sides)  # those of all of K
     part = dataclasses.replace(local, lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype))
     (total,) = bind(part, *(named[name] for name in part.operand_names()))
     summed = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
     total = over_devices(names_of(spec)["out"], summed, shards, total)
+    total = total if dtype == "int32" else total.astype(jnp.float32)
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfp8._call.mesh import sharded_dot
+from jaxfp8._call.mesh import sharded_dot, sums
 from jaxfp8._call.mesh.shards import Factors, Names, Shards
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value import dtypes
@@ -83,7 +83,7 @@ def on_shards(
 
 
 def _local(spec: RaggedSpec, shards: Shards) -> RaggedSpec:
-    """The problem of one device. Parts of sums are not rounded before they are added."""
+    """The problem of one device. Parts of sums have the dtype of `sums`."""
     named = _names(spec)
     lhs, rhs = (
         dataclasses.replace(side, shape=shards.shape(side.shape, named[name]))
@@ -94,7 +94,7 @@ def _local(spec: RaggedSpec, shards: Shards) -> RaggedSpec:
         lhs=lhs,
         rhs=rhs,
         groups=rhs.shape[rhs.batch[0]] if rhs.batch else spec.groups // shards.parts("g0"),
-        epilogue=EpilogueSpec(out_dtype="float32" if shards.axes("k0") else spec.out_dtype),
+        epilogue=EpilogueSpec(out_dtype=sums.chosen().name if shards.axes("k0") else spec.out_dtype),
     )
 
 
