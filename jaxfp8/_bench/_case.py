@@ -28,6 +28,8 @@ class Case:
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # Bytes of a contender's program beside its arguments and results, where it is known.
     temporary: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # Of a contender on several devices, bytes that each device sends, by kind of collective.
+    sent: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     product: str = ""  # the kind of its products, a key of `peaks`; "" if no peak is known
     # Loops at the limit of the machine, timed in the same rounds. A unit of "read" is a byte, a
     # unit of a kind of products an operation.

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxfp8._bench import (
     _cases,
     _decoder,
@@ -15,6 +17,8 @@ from jaxfp8._bench import (
     _record,
     _roofline,
     _rows,
+    _scale,
+    _scale_rows,
     _step,
     _written,
 )
@@ -22,6 +26,7 @@ from jaxfp8._bench._case import Case, Measured, timed
 from jaxfp8._bench._run import Plan
 
 ROUNDS, QUICK_ROUNDS = 15, 4
+_LARGE = next(iter(_scale.AMOUNTS))
 _SETTINGS, _OF_STEPS = ("shapes", "rows", "only", "quick"), ("step", "layers", "cache")
 
 DESCRIPTION = """\
@@ -37,6 +42,7 @@ examples:
   python -m jaxfp8 bench --shapes 4096x4096,1x14336x4096     your own, NxK or MxNxK
   python -m jaxfp8 bench --step decode --rows 1,16           whole steps of Llama-3-8B's sizes
   python -m jaxfp8 bench --never-slower                      rewritten functions beside the written
+  python -m jaxfp8 bench --devices 4                         whole programs on 1, 2 and 4 devices
   python -m jaxfp8 bench --only int8 --json int8.json --plot int8.html
 """
 
@@ -68,11 +74,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time products and programs rewritten and as written; fails if any becomes slower",
     )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="time decode, prefill, training and experts on 1, 2, 4 ... N devices; --shapes is "
+        f"{_LARGE} (default) or tiny, and --rows are those of decode",
+    )
     text = "which products --never-slower draws (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
     _options.add(parser, "cases", "a roofline and the ratios")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}; --devices: one device and all of them",
     )
 
 
@@ -89,6 +104,9 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
         settings = ("never_slower", "seed", "only", "quick")
         one = {name: getattr(_promise, name) for name in ("record", "show", "finish", "figure")}
         measure = _promise.twice
+    elif options.devices:
+        settings = ("devices", *_SETTINGS)
+        one |= {name: getattr(_scale_rows, name) for name in ("show", "finish", "figure")}
     return Plan(
         parts={n: functools.partial(measure, n, cases[n], rounds) for n in names},
         names=names,
@@ -110,6 +128,8 @@ def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[
     of_decode, of_steps = cache != _step.CACHE, layers != _step.LAYERS
     if (of_decode and options.step != "decode") or (of_steps and not options.step):
         raise ValueError("--layers goes with --step, and --cache with --step decode")
+    if options.devices is not None:
+        return dict(_on_devices(options, platform, rows))
     if options.never_slower:
         if options.step or rows or not is_table:
             raise ValueError("--never-slower has shapes of its own; --seed draws others")
@@ -123,3 +143,16 @@ def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[
     if rows is not None:
         raise ValueError(f"--rows goes with --shapes; the {_options.TABLE} has rows of its own")
     return dict(_cases.table(platform))
+
+
+def _on_devices(options: argparse.Namespace, platform: str, rows: list[int] | None) -> _cases.Named:
+    shapes = _LARGE if options.shapes == _options.TABLE else options.shapes
+    if options.step or options.never_slower or shapes not in _scale.AMOUNTS:
+        known = " or ".join(_scale.AMOUNTS)
+        raise ValueError(f"--devices has programs of its own; --shapes takes {known}")
+    there = options.devices if options.list else jax.device_count(platform)
+    if not 1 <= options.devices <= there:
+        remedy = "JAX_NUM_CPU_DEVICES=N gives a CPU several"
+        raise ValueError(f"--devices {options.devices}: 1 to {there} are here; {remedy}")
+    counts = _scale.counts(options.devices, options.quick)
+    return _scale.cases(platform, counts, _scale.AMOUNTS[shapes], rows)

@@ -49,7 +49,9 @@ MODELS = {
     "tiny-block": Sizes(64, 128, heads=0, kv_heads=0, head=0),
     "llama3-8b": Sizes(4096, 14336, heads=32, kv_heads=8, head=128),
     "llama3-70b": Sizes(8192, 28672, heads=64, kv_heads=8, head=128),
+    "gpt-1.3b": Sizes(2048, 5504, heads=16, kv_heads=16, head=128),
     "tiny": Sizes(64, 128, heads=4, kv_heads=2, head=16),
+    "tiny-8": Sizes(64, 128, heads=8, kv_heads=8, head=8),
 }
 _THETA = 500000.0
 

@@ -59,6 +59,7 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
         "share_of_peak": measured.share(name),
         "times_ours": measured.ratio(name),
         **({"bytes": measured.case.moved[name]} if name in measured.case.moved else {}),
+        **({"sent": dict(measured.case.sent[name])} if name in measured.case.sent else {}),
     }
 
 

@@ -28,7 +28,7 @@ _FORMS = {
     _BF16: Kind(name="bf16", recipe=FLOATS, x_dtype=jnp.bfloat16, out_dtype=jnp.bfloat16),
 }
 _DELAYED = jaxfp8.DelayedScaling()
-_DOTS: dict[str, Callable[..., jax.Array]] = {
+DOTS: dict[str, Callable[..., jax.Array]] = {
     "jaxfp8 delayed": functools.partial(jaxfp8.fp8_dot_general, recipe=_DELAYED),
     "jaxfp8 current": functools.partial(jaxfp8.fp8_dot_general, recipe=jaxfp8.CurrentScaling()),
     _BF16: jax.lax.dot_general,
@@ -62,9 +62,9 @@ def case(one: Step) -> Case:
     given = bf16(_TOKENS, *shape, sizes.width), jnp.int32(one.cache - 1 if by_memory else 0)
     made: dict[str, Contender | Missing] = {}
     moved: dict[str, float] = {}
-    for name, step, weights, state in (_training if in_training else _inference)(one, sizes):
+    for name, step, weights, state in (_training if in_training else inference)(one, sizes):
         moved[name] = float(sum(leaf.nbytes for leaf in jax.tree.leaves((weights, state))))
-        made[name] = attempt(functools.partial(_contender, step, given, weights, state))
+        made[name] = attempt(functools.partial(contender, step, given, weights, state))
     products = sum(n * k for n, k in sizes.weights.values()) * one.layers
     flops = (6.0 if in_training else 2.0) * one.rows * products
     least, product = min(moved.values()), _peaks.available("bf16") if on_cpu else ""
@@ -80,9 +80,17 @@ def case(one: Step) -> Case:
     )
 
 
-def _contender(step: Callable[..., Any], given: Any, weights: Any, state: Any) -> Contender:
-    """A step whose state is updated in place."""
-    program = jax.jit(step, donate_argnums=2).lower(given, weights, state).compile()
+def contender(
+    step: Callable[..., Any],
+    given: Any,
+    weights: Any,
+    state: Any,
+    out: Any = None,
+    units: float = 1,
+) -> Contender:
+    """A step whose state is updated in place; `out` are the shardings of its results."""
+    jitted = jax.jit(step, donate_argnums=2, out_shardings=out)
+    program = jitted.lower(given, weights, state).compile()
 
     def enqueue() -> Any:
         nonlocal state
@@ -90,10 +98,10 @@ def _contender(step: Callable[..., Any], given: Any, weights: Any, state: Any) -
         return y
 
     temporary = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
-    return Contender(enqueue, program=str(program.as_text()), temporary=temporary)
+    return Contender(enqueue, units=units, program=str(program.as_text()), temporary=temporary)
 
 
-def _inference(one: Step, sizes: Sizes) -> Iterator[_Form]:
+def inference(one: Step, sizes: Sizes) -> Iterator[_Form]:
     """Products as people write them, on weights [N, K]; each form has a cache of its own."""
     hold = functools.partial(KINDS["w8a16 e4m3"].hold_w, axis=1)
     narrow = _decoder.random_layers(sizes, one.layers, hold)
@@ -113,7 +121,7 @@ def _inference(one: Step, sizes: Sizes) -> Iterator[_Form]:
 def _training(one: Step, sizes: Sizes) -> Iterator[_Form]:
     """Gradients of float32 weights; the state has the scales of all products."""
     weights = _decoder.random_layers(sizes, one.layers, lambda w: w)
-    for name, dot in _DOTS.items():
+    for name, dot in DOTS.items():
         make = jaxfp8.ScalingState.init if "delayed" in name else lambda recipe: None
         scales = [{n: make(_DELAYED) for n in sizes.weights} for _ in weights]
         run: Callable[..., jax.Array] = _unrolled
@@ -123,11 +131,11 @@ def _training(one: Step, sizes: Sizes) -> Iterator[_Form]:
             run = functools.partial(_scanned, functools.partial(jax.checkpoint, policy=policy))
             stack = functools.partial(jax.tree.map, lambda *layers: jnp.stack(layers))
             held = stack(*weights), stack(*scales)
-        step = functools.partial(_gradients, run, sizes, functools.partial(_trained, dot))
+        step = functools.partial(_gradients, run, sizes, functools.partial(trained, dot))
         yield name, (step if name == _BF16 else jaxfp8.rewrite(step)), *held
 
 
-def _trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Array:
+def trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Array:
     """The product with a weight, given with the scales of the product or None."""
     w, scales = held
     return dot(x, w.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), scales)

@@ -61,7 +61,7 @@ def test_every_form_of_a_step_computes_it(name, monkeypatch):
     given = {}
     kept = lambda step, x, weights, state: given.setdefault("all", (x, weights, state))  # noqa: E731
     with monkeypatch.context() as patched:
-        patched.setattr(_step, "_contender", kept)
+        patched.setattr(_step, "contender", kept)
         _step.case(STEPS[name])
     (tokens, position), weights, caches = given["all"]
     with jax.default_matmul_precision("highest"):

@@ -89,12 +89,13 @@ def _local(spec: RaggedSpec, shards: Shards) -> RaggedSpec:
         dataclasses.replace(side, shape=shards.shape(side.shape, named[name]))
         for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs))
     )
+    out_dtype = sums.chosen().name if shards.axes("k0") else spec.out_dtype
     return dataclasses.replace(
         spec,
         lhs=lhs,
         rhs=rhs,
         groups=rhs.shape[rhs.batch[0]] if rhs.batch else spec.groups // shards.parts("g0"),
-        epilogue=EpilogueSpec(out_dtype=sums.chosen().name if shards.axes("k0") else spec.out_dtype),
+        epilogue=EpilogueSpec(out_dtype=out_dtype),
     )
 
 
