@@ -47,7 +47,7 @@ PAGE_BYTES = 4096
 WANTED = ("same_bits", "cuda_library")
 
 # Programs that tests run in processes of their own.
-collect_ignore = ["mesh/axes_of_eight.py", "mesh/cached_programs.py"]
+collect_ignore = ["mesh/many_devices.py", "mesh/cached_programs.py"]
 collect_ignore += ["writers/write.py", "writers/served.py"]  # in an environment of their own
 
 
