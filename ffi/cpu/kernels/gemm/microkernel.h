@@ -26,7 +26,7 @@ template <class Policy>
 class PackedColumns {
  public:
   static constexpr int kGroups = 1;  // between two calls of Start
-  static constexpr int kLeastRows = 1, kMostRows = kMR;
+  static constexpr int kFewestRows = 1, kMostRows = kMR;
 
   explicit PackedColumns(const uint8_t* panel) : panel_(panel) {}
 
@@ -123,12 +123,12 @@ template <int kMost, int kLeast = 1, class Function>
   function.template operator()<kMost>();
 }
 
-// Rows: kLeastRows to kMostRows of the source.
+// Rows: kFewestRows to kMostRows of the source.
 template <class Policy, class Columns>
 void MultiplyColumns(const PackedRows& rows, const Columns& columns, int64_t depth, void* acc,
                      int64_t pitch, bool first, const F32Sums* f32_sums) {
   const int64_t groups = (depth + Policy::kGroup - 1) / Policy::kGroup;
-  WithCount<Columns::kMostRows, Columns::kLeastRows>(rows.count, [&]<int kCount> {
+  WithCount<Columns::kMostRows, Columns::kFewestRows>(rows.count, [&]<int kCount> {
     MultiplyTile<Policy, kCount, Columns>(rows, columns, groups, static_cast<Acc<Policy>*>(acc),
                                           pitch, first, f32_sums);
   });

@@ -29,9 +29,8 @@ template <class Policy>
 int64_t FusedDepth(const Operand& side, const Block& block, int rows, bool pack) {
   if (!IsEightBit(side.dtype) || side.fine) return 0;
   const bool quads = side.prepared || side.depth.Contiguous();
-  const int packing = Policy::kExact ? 1 : kLeastOfTiles;
-  const int least = !quads ? kLeastOfLines : pack ? packing : 1;
-  return rows < least ? 0 : DirectDepth<Policy>(side, block);
+  const bool any = quads && (Policy::kExact || !pack);
+  return rows < kLeastRows && !any ? 0 : DirectDepth<Policy>(side, block);
 }
 
 template <class Policy>
