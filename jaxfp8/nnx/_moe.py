@@ -100,7 +100,6 @@ class MoE(nnx.Module):
     ) -> None:
         sizes = {"in_features": in_features, "hidden_features": hidden_features}
         experts.check_sizes(_OPERATION, num_experts=num_experts, **sizes)
-        experts.check_sizes(_OPERATION, least=int(use_shared_gate), shared_features=shared_features)
         self.routing = experts.Routing(
             operation=_OPERATION,
             num_experts=num_experts,
@@ -132,6 +131,7 @@ class MoE(nnx.Module):
         self.selection_bias = nnx.data(bias)
 
     def _make_shared(self, features: int, hidden: int, has_gate: bool, kinds: Any) -> None:
+        experts.check_sizes(_OPERATION, least=int(has_gate), shared_features=hidden)
         self.shared_up = self.shared_down = self.shared_gate = nnx.data(None)
         kinds = {"use_bias": False, **kinds}
         if hidden:
