@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 import jax
 
 from gpt import curves
+from gpt.model import SIZES
 from gpt.train import RECIPES, Run, evaluate, train_with_checkpoints
 
 DESCRIPTION = """\
@@ -28,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=["bf16", "delayed"])
+    parser.add_argument(
+        "--size", choices=SIZES, default="small", help="124m is GPT-2's, with words as tokens"
+    )
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument(
@@ -47,7 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     lines = {}
     for recipe in options.recipe:
-        run = Run(recipe=recipe, steps=options.steps, batch=options.batch, mesh=options.mesh)
+        run = Run(
+            recipe=recipe,
+            config=SIZES[options.size],
+            steps=options.steps,
+            batch=options.batch,
+            mesh=options.mesh,
+        )
         lines[recipe] = _train(run, options.out / recipe)
         if jax.process_index() == 0:
             (options.out / "losses.json").write_text(json.dumps(lines))
@@ -58,22 +70,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(run: Run, folder: pathlib.Path) -> list[float]:
     """One run; returns the losses of all its steps."""
-    steps = []
+    ends = [time.perf_counter()]
 
     def report(number: int, loss: float) -> None:
-        steps.append(number)
+        ends.append(time.perf_counter())
         if number % 50 == 0:
             print(f"  {run.recipe:8} step {number:4}  loss {loss:.4f}", flush=True)
 
-    start = time.perf_counter()
     state, losses = train_with_checkpoints(run, folder, report)
-    seconds = (time.perf_counter() - start) / max(len(steps), 1)
+    seconds = statistics.median([b - a for a, b in itertools.pairwise(ends)] or [float("nan")])
+    tokens = run.batch * run.config.length / seconds
     last = losses[-50:]
     print(
         f"{run.recipe:8} training loss {sum(last) / len(last):.4f} (mean of the last {len(last)} "
-        f"steps), validation loss {evaluate(state, run):.4f}, {seconds:.2f} s per step"
+        f"steps), validation loss {evaluate(state, run):.4f}, {seconds:.3f} s per step, "
+        f"{tokens:.0f} tokens/s{_peak()}"
     )
     return losses
+
+
+def _peak() -> str:
+    """The most memory so far in use on the first device; run one recipe to see its own."""
+    used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return "" if used is None else f", {used / 2**30:.2f} GiB at most"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ layers, with or without FP8; for serving it makes layers of `jaxfp8.linen` with 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,20 +25,30 @@ class Config:
     Attributes:
       layers, width, heads: of the transformer.
       length: longest text it sees.
+      vocabulary: number of tokens.
       dense: makes a dense layer from its number of features and its name.
       embed: makes the table of tokens from its sizes and its name.
       dtype: dtype of what flows between the layers.
       remat: whether blocks are recomputed in the backward pass.
+      policy: what is saved nevertheless, as `jax.checkpoint` takes it.
     """
 
     layers: int = 4
     width: int = 256
     heads: int = 4
     length: int = 128
+    vocabulary: int = VOCABULARY
     dense: Callable[..., nn.Module] = nn.Dense
     embed: Callable[..., nn.Module] = nn.Embed
     dtype: Any = jnp.bfloat16
     remat: bool = True
+    policy: Callable[..., Any] | None = None
+
+
+SIZES = {
+    "small": Config(),
+    "124m": Config(layers=12, width=768, heads=12, length=1024, vocabulary=50304),
+}
 
 
 class Attention(nn.Module):
@@ -92,21 +103,22 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Logits of the next byte after every byte of a text."""
+    """Logits of the next token after every token of a text."""
 
     config: Config
     decode: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array, start: jax.Array | int = 0) -> jax.Array:
-        """Tokens int [B, T], the first of them at place `start`; float32 [B, T, 256]."""
+        """Tokens int [B, T], the first of them at place `start`; float32 [B, T, vocabulary]."""
         config = self.config
-        table = config.embed(VOCABULARY, config.width, name="tokens")
+        table = config.embed(config.vocabulary, config.width, name="tokens")
         initial = nn.initializers.normal(0.02)
         places = self.param("places", initial, (config.length, config.width))
         here = jax.lax.dynamic_slice_in_dim(places, start, tokens.shape[1])
         x = table(tokens).astype(config.dtype) + here.astype(config.dtype)
-        block = nn.remat(Block, prevent_cse=False) if config.remat else Block
+        remat = functools.partial(nn.remat, prevent_cse=False, policy=config.policy)
+        block = remat(Block) if config.remat else Block
         layers = nn.scan(
             block,
             variable_axes={"params": 0, "_overwrite_with_gradient": 0, "cache": 0},

@@ -27,6 +27,7 @@ RECIPES: dict[str, Any] = {
     "delayed": jaxfp8.DelayedScaling(),
     "current": jaxfp8.CurrentScaling(),
     "row": jaxfp8.CurrentScaling(granularity="channel"),
+    "block": jaxfp8.CurrentScaling(granularity="block"),
 }
 
 
@@ -63,7 +64,8 @@ def model_of(run: Run) -> GPT:
     embed = functools.partial(
         nn.Embed, dtype=jnp.bfloat16, embedding_init=nn.initializers.normal(0.02)
     )
-    return GPT(dataclasses.replace(run.config, dense=dense, embed=embed))
+    policy = jaxfp8.codes_saveable  # saves nothing in bfloat16
+    return GPT(dataclasses.replace(run.config, dense=dense, embed=embed, policy=policy))
 
 
 @functools.lru_cache
@@ -104,7 +106,7 @@ def variables_of(params: Any) -> Any:
 
 
 def loss_of(apply: Callable[..., jax.Array], params: Any, tokens: jax.Array) -> jax.Array:
-    """Mean negative log-likelihood of the next byte, in nats."""
+    """Mean negative log-likelihood of the next token, in nats."""
     logits = apply(variables_of(params), tokens[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
@@ -130,7 +132,7 @@ def train(
     report: Callable[[int, float], None] | None = None,
 ) -> tuple[TrainState, list[float]]:
     """Trains from where `state` is to step `until` (default: the end); the loss of each step."""
-    training, _ = text.load()
+    training, _ = text.load(vocabulary=run.config.vocabulary)
     losses = []
     for number in range(int(state.step), run.steps if until is None else until):
         tokens = text.batch(training, run.batch, run.config.length, seed=number + 1)
@@ -145,7 +147,7 @@ def train(
 
 def evaluate(state: TrainState, run: Run, batches: int = 8) -> float:
     """Mean loss on text that was not trained on."""
-    _, validation = text.load()
+    _, validation = text.load(vocabulary=run.config.vocabulary)
     loss = jax.jit(functools.partial(loss_of, state.apply_fn))
     windows = (text.batch(validation, 16, run.config.length, seed=i) for i in range(batches))
     return float(np.mean([loss(state.params, tokens) for tokens in windows]))
