@@ -21,6 +21,7 @@
 #include "cuda/kernels/sm90/groups.cuh"
 #include "cuda/kernels/sm90/ring.cuh"
 #include "cuda/kernels/sm90/shared.cuh"
+#include "cuda/kernels/sm90_gemm/layout.h"
 
 namespace jaxfp8::cuda::sm90 {
 
