@@ -310,10 +310,11 @@ def test_tokens_travel_in_8_bits_where_the_recipe_rounds_each():
         run, state = split(model, auto_mesh())
         sends = sent(run, state, tokens(64, dtype=jnp.bfloat16))
         found[recipe.name] = sum(one.bytes for one in sends if one.kind == "all-gather")
-    routing = 64 * 2 * (2 + 2)  # weights and experts; two bytes count for a float or an integer
-    assert found["FP8_W8A16"] >= 64 * WIDTH * 2
-    assert found["FP8_DYNAMIC"] <= found["FP8_W8A16"] - 64 * WIDTH + 64 * 2
-    assert found["FP8_DYNAMIC"] <= 64 * (WIDTH + 2) + routing
+    sent_tokens = 64 * 3 // 4  # of four devices each has its own; a float counts as two bytes
+    routing = sent_tokens * 2 * (2 + 4)  # weights and experts
+    assert found["FP8_W8A16"] >= sent_tokens * WIDTH * 2
+    assert found["FP8_DYNAMIC"] <= found["FP8_W8A16"] - sent_tokens * WIDTH + sent_tokens * 2
+    assert found["FP8_DYNAMIC"] <= sent_tokens * (WIDTH + 2) + routing
 
 
 # Wrong arguments

@@ -129,7 +129,7 @@ class QuantizedDots:
         decision = decide(rounded.jaxpr)
         decision.learn([*rounded.consts, *arguments.arrays])
         seen, left = decision.seen, dots.left
-        counted = sum(site.op.name not in unserved.NAMES for site in left)
+        counted = sum(site.op.name not in unserved.UNCOUNTED for site in left)
         both = Seen([*seen.sites, *dots.split, *left], max(seen.others - counted, 0), seen.calls)
         return report_of(self._fun, both)
 

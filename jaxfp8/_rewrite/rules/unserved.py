@@ -31,6 +31,7 @@ NAMES = {
         "write a 1x1 convolution as `@`, or leave it wide",
     ),
 }
+UNCOUNTED = NAMES.keys() - {RAGGED_DOT}  # a report counts no products of floats of these
 
 
 @rule(*NAMES)
