@@ -1,11 +1,11 @@
 # `make help` lists what there is. Everything is set up on first use and reused afterwards.
 #   PYTHON=python3.12   the interpreter .venv is made from (3.11 to 3.14)
 #   ARGS="..."          handed to the demo or to pytest
-#   JOBS=2              test processes
+#   JOBS=3              test processes; one more than cores, since each waits at times
 
 PYTHON ?=
 ARGS ?=
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 4 ] && echo 4 || echo $$n)
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 3 ] && echo 4 || echo $$((n + 1)))
 
 BIN := .venv/bin
 CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')

@@ -40,7 +40,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("reproducible")
 
 # Thousands of small programs are compiled, a megabyte each.
-MOST_RESIDENT_BYTES = 2.5e9
+MOST_RESIDENT_BYTES = 2e9
 PAGE_BYTES = 4096
 
 # Marks of few files.
