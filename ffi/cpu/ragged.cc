@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -65,15 +66,16 @@ Status CheckGroups(const RaggedCall& call) {
                      epilogue.has_amax || epilogue.activation != "none")) {
     return "groups along the contracted axis have no epilogue";
   }
+  JAXFP8_RETURN_IF_ERROR(
+      CheckSide(spec.lhs, "lhs", contracted ? 0 : 1, call.grouping != RaggedKind::kMasked));
+  JAXFP8_RETURN_IF_ERROR(CheckSide(spec.rhs, "rhs", contracted ? 0 : -1, contracted));
   if (epilogue.has_bias && epilogue.bias[0] != 1) {
     return "attribute `bias` is " + ShapeText(epilogue.bias) + ", but needs one row for a group";
   }
   if (epilogue.has_amax && CountOf(epilogue.amax) != 1) {
     return "attribute `amax` is " + ShapeText(epilogue.amax) + ", but needs (1, 1) in groups";
   }
-  JAXFP8_RETURN_IF_ERROR(
-      CheckSide(spec.lhs, "lhs", contracted ? 0 : 1, call.grouping != RaggedKind::kMasked));
-  return CheckSide(spec.rhs, "rhs", contracted ? 0 : -1, contracted);
+  return {};
 }
 
 // Takes the axis of groups off the arrays that have it.
@@ -117,7 +119,9 @@ class GroupedCall {
   // The output from a position on: the epilogue of sums of nothing, without a bias.
   Status Finish(int64_t group, int64_t start) {
     const int64_t size = call_.spec.lhs.shape[0] - start;
-    if (!call_.spec.epilogue.has_residual || size == 0) return Clear(group, start, size), Status{};
+    const EpilogueSpec& epilogue = call_.spec.epilogue;
+    const bool zeros = !epilogue.has_residual && !epilogue.has_out_scale;  // 0 / NaN is NaN
+    if (zeros || size == 0) return Clear(group, start, size), Status{};
     ScaledDotSpec spec = call_.spec;
     const std::array lhs = {size, int64_t{0}};
     std::array rhs = {spec.rhs.shape[0], spec.rhs.shape[1]};
@@ -156,7 +160,7 @@ class GroupedCall {
     float amax = 0;
     if (own.amax != nullptr) own.amax = &amax;
     JAXFP8_RETURN_IF_ERROR(jaxfp8::Run(spec, own, call_.kernel, pool_));
-    if (own.amax != nullptr && !(amax <= *Amax())) *Amax() = amax;  // NaN counts, and stays
+    if (own.amax != nullptr && !std::isnan(*Amax()) && !(amax <= *Amax())) *Amax() = amax;
     return {};
   }
 

@@ -285,3 +285,15 @@ def test_attributes_that_nobody_means_are_refused_with_a_sentence(block):
             assert "needs" in text or "cannot" in text, text
     assert refused > 20
     assert float(jnp.ones(3).sum()) == 3.0
+
+
+def test_groups_of_vectors_are_refused():
+    """A vector has no row of bias to read."""
+    vector = calls.side("float8_e4m3fn", (8,), (0,))
+    epilogue = EpilogueSpec(out_dtype="float32", bias=())
+    spec = ScaledDotSpec(lhs=vector, rhs=vector, epilogue=epilogue)
+    values, bias = np.zeros(8, jnp.float8_e4m3fn), np.zeros(1, np.float32)
+    ffi.ensure_registered("cpu")
+    call = jax.ffi.ffi_call("jaxfp8_ragged_dot", [jax.ShapeDtypeStruct((1,), jnp.float32)])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="`lhs` needs two axes in each group"):
+        call(values, values, bias, np.int32([8]), **spec.attributes(), grouping="rows", kernel="")

@@ -102,11 +102,20 @@ def test_a_bias_may_be_shared(shape):
     near(case.dot(bias=bias), case.biased(np.broadcast_to(bias, (3, COLUMNS))))
 
 
-def test_a_nan_reaches_the_amax_and_its_row_alone():
+@pytest.mark.parametrize("at", [1, 5], ids=["first group", "last group"])
+def test_a_nan_reaches_the_amax_and_its_row_alone(at):
     case = Case()
-    case.x[5, 2] = np.nan
+    case.x[at, 2] = np.nan
     out, amax = case.dot(bias=BIAS, activation="silu", return_amax=True)
-    assert np.isnan(amax) and np.isnan(out).any(1).tolist() == [row == 5 for row in range(ROWS)]
+    assert np.isnan(amax) and np.isnan(out).any(1).tolist() == [row == at for row in range(ROWS)]
+
+
+def test_rows_of_no_group_are_divided_by_their_scale():
+    scale = np.ones((ROWS, 1), np.float32)
+    scale[-1] = np.nan
+    q = Case().dot(preferred_element_type=jnp.float8_e4m3fn, out_scale=scale)
+    values = np.asarray(q.qvalue, np.float32)
+    assert np.isnan(values[-1]).all() and not values[-2].any()
 
 
 def test_nothing_of_no_group():
