@@ -95,8 +95,9 @@ class _Problem:
 
 
 def with_bias(y: jax.Array, bias: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Rows, with the bias [G, N] of their group added."""
-    return y + rows_of(bias, sizes, y.shape[0]).astype(y.dtype)
+    """Rows, with the bias [G, N] of their group added; its gradient is summed in float32."""
+    wide = bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
+    return y + rows_of(wide, sizes, y.shape[0]).astype(y.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -31,6 +31,7 @@ from mesh.traffic import sent
 
 import jaxfp8
 import jaxfp8.nnx
+from jaxfp8._recipes.recipe_ragged import recipe_ragged_dot
 
 RECIPES = [
     jaxfp8.FP8_W8A16,
@@ -129,6 +130,18 @@ def test_biases_stay_in_floats_and_have_gradients(recipe):
     want = jnp.broadcast_to(weights.sum(0)[:, None], (5, WIDTH))
     np.testing.assert_allclose(gradients["down"]["bias"][...], want, rtol=1e-4)
     assert gradients["up"]["bias"][...].any() and gradients["router"]["bias"][...].any()
+
+
+def test_gradients_of_biases_in_bfloat16_are_sums_of_all_rows():
+    layer = jaxfp8.nnx.GroupedLinear(2, 1, 1, dtype=jnp.bfloat16, use_bias=True, rngs=nnx.Rngs(0))
+    x, sizes, w = jnp.ones((4096, 1), jnp.bfloat16), jnp.array([3000, 1096]), jnp.ones((2, 1, 1))
+
+    def eight(bias):
+        return recipe_ragged_dot(x, w, sizes, jaxfp8.FP8_W8A16, bias=bias).sum(dtype=jnp.float32)
+
+    of_floats = nnx.grad(lambda layer: layer(x, sizes).sum(dtype=jnp.float32))(layer)["bias"][...]
+    for found in (of_floats, jax.grad(eight)(jnp.zeros((2, 1), jnp.bfloat16))):
+        np.testing.assert_allclose(np.float32(found[:, 0]), sizes, rtol=2**-8)
 
 
 @pytest.mark.parametrize("recipe", [jaxfp8.FP8_AS_INT8, jaxfp8.INT8_SPLIT], ids=named)
