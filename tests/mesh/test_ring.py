@@ -100,6 +100,22 @@ def test_sums_over_devices_have_the_dtype_that_is_chosen(kind):
         assert added[1] == "bf16"
 
 
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=str)
+def test_sums_of_groups_have_the_dtype_that_is_chosen(kind):
+    mesh = jax.make_mesh((DEVICES,), ("m",), axis_types=(kind,))
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    with jax.set_mesh(mesh):
+        values, scale = put(W.qvalue[None], None, "m"), put(W.scale[None])
+        given = put(X, None, "m"), jaxfp8.QArray(values, scale), put(jnp.array([16]))
+        product = jax.jit(jaxfp8.ragged_dot)
+        wide = product(*given)
+        with jaxfp8.sums_over_devices(jnp.bfloat16):
+            narrow = product(*given)
+    wide, narrow = (np.asarray(y, np.float32) for y in (wide, narrow))
+    assert np.any(wide != narrow)
+    np.testing.assert_allclose(narrow, wide, atol=DEVICES * 2**-8 * np.abs(wide).max())
+
+
 def test_another_dtype_of_sums_is_refused():
     with (
         pytest.raises(TypeError, match=r"sums_over_devices.*bfloat16"),

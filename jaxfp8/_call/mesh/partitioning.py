@@ -123,7 +123,8 @@ def _splittable(
                 tell_gathered(dict(params)["spec"].told(types[0]), _UNEQUAL)
         placed, results_placed = shards.placements(table)
         placed += [array.sharding for array in compass]
-        call = _off_mesh(on_its_shards(shards), caller)
+        with caller.again():
+            call = _off_mesh(on_its_shards(shards), caller)
         return devices.whole, lambda *local: call(*local[:number]), results_placed, tuple(placed)
 
     splittable = custom_partitioning(whole)

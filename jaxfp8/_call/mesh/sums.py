@@ -28,8 +28,8 @@ def sums_over_devices(dtype: DTypeLike) -> Iterator[None]:
     default the parts y_d are float32. In bfloat16 they are rounded before they are sent, as XLA
     does for a product of bfloat16. Half the bytes travel then. The error of each part grows by its
     rounding, 2^-9 of it, and that of each addition. Sums of int32 stay exact. The context covers
-    functions traced inside it. Inside `jax.shard_map` a product is local, and the function's own
-    `psum` decides.
+    programs that are lowered inside it, as `jax.jit` does at its first call. Inside
+    `jax.shard_map` a product is local, and the function's own `psum` decides.
 
     Args:
       dtype: float32 or bfloat16.
