@@ -101,7 +101,8 @@ def ragged_dot(
       residual: broadcasts over the output; not with `gated`.
       activation: as in `dot_general`.
       gated: whether the columns are those of a gate, then those that it multiplies.
-      row_weights: [M] or [G, M], such as the weights of a router.
+      row_weights: [M] or [G, M], such as the weights of a router; finite for rows of no group too,
+        as 0 times NaN or infinity is NaN.
       out_scale, return_amax: as in `dot_general`.
 
     Both operands may be any of `dot_general`'s, except a `PreparedArray`.

@@ -123,6 +123,13 @@ def test_nothing_of_no_group():
     assert not y.any() and amax == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*there is nothing to multiply")
+def test_no_groups():
+    x, w = normal(ROWS, DEPTH), jaxfp8.quantize(normal(0, DEPTH, COLUMNS))
+    y = jaxfp8.ragged_dot(x, w, jnp.zeros(0, jnp.int32), bias=normal(0, COLUMNS))
+    assert y.shape == (ROWS, COLUMNS) and not y.any()
+
+
 @pytest.mark.filterwarnings("error::jaxfp8.FallbackWarning")
 def test_bias_and_weights_have_gradients_without_a_fallback():
     case, weights = Case(), normal(ROWS, seed=4)

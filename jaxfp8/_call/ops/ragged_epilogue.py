@@ -82,6 +82,8 @@ def _bias(bias: jax.Array, sizes: jax.Array, spec: RaggedSpec, like: jax.Array) 
 def rows_of(values: jax.Array, sizes: jax.Array, rows: int, out_sharding: Any = None) -> jax.Array:
     """For each row the values [G, N] of its group; 0 for rows of none."""
     group = group_of_rows(sizes, rows)
+    if not values.shape[0]:  # a gather needs a row to point at
+        values = jnp.pad(values, ((0, 1), (0, 0)))
     return values.at[group].get(mode="fill", fill_value=0, out_sharding=out_sharding)
 
 
