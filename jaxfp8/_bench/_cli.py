@@ -78,8 +78,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=int,
         metavar="N",
-        help="time decode, prefill, training and experts on 1, 2, 4 ... N devices; --shapes is "
-        f"{_LARGE} (default) or tiny, and --rows are those of decode",
+        help="time decode, prefill, training and experts on 1, 2, 4 ... N devices, N a power of "
+        f"two; --shapes is {_LARGE} (default) or tiny, and --rows are those of decode",
     )
     text = "which products --never-slower draws (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
@@ -154,5 +154,9 @@ def _on_devices(options: argparse.Namespace, platform: str, rows: list[int] | No
     if not 1 <= options.devices <= there:
         remedy = "JAX_NUM_CPU_DEVICES=N gives a CPU several"
         raise ValueError(f"--devices {options.devices}: 1 to {there} are here; {remedy}")
+    if options.devices.bit_count() > 1:
+        needs = "programs are split in powers of two"
+        fewer = 1 << (options.devices.bit_length() - 1)
+        raise ValueError(f"--devices {options.devices}: {needs}; take {fewer}")
     counts = _scale.counts(options.devices, options.quick)
     return _scale.cases(platform, counts, _scale.AMOUNTS[shapes], rows)

@@ -78,7 +78,7 @@ def _table(measured: Measured, names: Sequence[str]) -> Iterator[tuple[str, ...]
 def share_of_collectives(measured: Measured, name: str) -> float | None:
     """Time in collectives as a share of all kernels' time, their waiting included; or None."""
     kernels = measured.profiles.get(name)
-    if kernels is None or isinstance(kernels, Missing):
+    if not kernels or isinstance(kernels, Missing):
         return None
     return sum(k.seconds for k in kernels if _sends(k)) / sum(k.seconds for k in kernels)
 

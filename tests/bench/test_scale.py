@@ -1,5 +1,6 @@
 """`bench --devices`: bytes of collectives from a program's text, tables, and one run."""
 
+import dataclasses
 import json
 
 import jax
@@ -77,6 +78,8 @@ def test_a_row_has_efficiency_bytes_and_the_share_of_collectives(measured):
     assert (four["speedup"], four["efficiency"], four["of bf16"]) == ("3.20x", "80%", "")
     assert (four["sent"], four["bf16 sent"]) == ("2.0 KiB", "4.0 KiB")
     assert four["in collectives"] == "25%"
+    empty = dataclasses.replace(measured, profiles={"jaxfp8 W8A16 x4": ()})
+    assert _scale_rows.share_of_collectives(empty, "jaxfp8 W8A16 x4") is None
 
 
 def test_all_programs_are_listed_without_being_made(capsys):
@@ -94,7 +97,7 @@ def test_all_programs_are_listed_without_being_made(capsys):
 
 
 @pytest.mark.parametrize(
-    ("devices", "quick", "counts"), [(1, False, [1]), (6, False, [1, 2, 4, 6]), (8, True, [1, 8])]
+    ("devices", "quick", "counts"), [(1, False, [1]), (8, False, [1, 2, 4, 8]), (8, True, [1, 8])]
 )
 def test_numbers_of_devices(devices, quick, counts):
     assert sorted(set(_scale.counts(devices, quick))) == counts
@@ -105,10 +108,11 @@ def test_numbers_of_devices(devices, quick, counts):
     [
         (["--devices", "0"], "--devices 0: 1 to"),
         (["--devices", "99"], "JAX_NUM_CPU_DEVICES=N"),
+        (["--list", "--devices", "6"], "--devices 6: programs are split in powers of two"),
         (["--devices", "2", "--step", "decode"], "--devices has programs of its own"),
         (["--devices", "2", "--shapes", "64x64"], "--shapes takes llama3-70b or tiny"),
     ],
-    ids=["none", "too many", "step", "shapes"],
+    ids=["none", "too many", "six", "step", "shapes"],
 )
 def test_a_wrong_option_says_what_to_give(capsys, arguments, expected):
     assert bench(*arguments) == 2
