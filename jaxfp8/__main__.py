@@ -191,7 +191,7 @@ def _add_checkpoints(commands: Any) -> None:
         "path", metavar="PATH", type=_path, help="a safetensors or GGUF file, or a folder"
     )
     look.add_argument("--json", metavar="FILE", help="write it as JSON too")
-    look.add_argument("--values", action="store_true", help="read all scales, and name bad ones")
+    look.add_argument("--values", action="store_true", help="read all scales; name NaN and inf")
     look.set_defaults(run=_inspect)
     quantize = commands.add_parser(
         "quantize",
