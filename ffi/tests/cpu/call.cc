@@ -12,8 +12,15 @@ namespace {
 jaxfp8_dims Dims(const Shape& shape) { return {shape.size(), shape.data()}; }
 
 jaxfp8_operand_spec SpecOf(const SideCase& side) {
-  return {NameOf(side.dtype).data(), Dims(side.shape), Dims(side.contracting), Dims(side.batch),
-          Dims(side.tiles),          side.scale,       side.zero_point,        0};
+  return {NameOf(side.dtype).data(),
+          Dims(side.shape),
+          Dims(side.contracting),
+          Dims(side.batch),
+          Dims(side.tiles),
+          side.scale,
+          side.zero_point,
+          0,
+          0};
 }
 
 jaxfp8_epilogue_spec EpilogueOf(const Case& from) {

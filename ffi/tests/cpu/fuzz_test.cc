@@ -114,9 +114,9 @@ class Fuzz {
                   depth = wilder_.Below(40);
     RaggedCall call;
     call.grouping =
-        wilder_.Pick<Grouping>({Grouping::kRows, Grouping::kMasked, Grouping::kContracted});
-    const bool contracted = call.grouping == Grouping::kContracted;
-    const bool masked = call.grouping == Grouping::kMasked;
+        wilder_.Pick<RaggedKind>({RaggedKind::kRows, RaggedKind::kMasked, RaggedKind::kContracted});
+    const bool contracted = call.grouping == RaggedKind::kContracted;
+    const bool masked = call.grouping == RaggedKind::kMasked;
     const int64_t contracting = wilder_.Below(6) ? !contracted : wilder_.Below(2);
     const Shape lhs = {positions, depth}, axis = {contracting}, none;
     const Shape rhs = {contracted ? positions : depth, wilder_.Below(40)}, first = {0};
