@@ -33,11 +33,18 @@ def normalise(
         if not fits or len(lhs_sizes) != len(rhs_sizes):
             raise _mismatch(operation, kind, shapes, lhs_axes, rhs_axes)
     for name, lists in zip(("lhs", "rhs"), zip(contracting, batch, strict=True), strict=True):
-        used = [axis for axes in lists for axis in axes]
-        if len(set(used)) != len(used):
-            got, needs = f"names axes {used}", "an axis is contracted or batch, once"
-            raise _wrong_axes(operation, name, got, needs, "name each axis once")
+        _check_once(operation, name, [axis for axes in lists for axis in axes])
     return contracting, batch
+
+
+def axes_of_rhs(operation: str, numbers: DimensionNumbers, rank: int) -> tuple[Shape, Shape]:
+    """Its contracting and its batch axes from checked dimension numbers; `lhs` is not known yet."""
+    summed, batch = (
+        tuple(_axis(operation, "rhs", axis, rank) for axis in axes)
+        for _, axes in _read(operation, numbers)
+    )
+    _check_once(operation, "rhs", [*summed, *batch])
+    return summed, batch
 
 
 def free_axes(rank: int, contracting: Shape, batch: Shape) -> Shape:
@@ -97,6 +104,12 @@ def _axes_of_both(
         for name, own, shape in zip(("lhs", "rhs"), axes, shapes, strict=True)
     )
     return lhs, rhs
+
+
+def _check_once(operation: str, name: str, used: list[int]) -> None:
+    if len(set(used)) != len(used):
+        got, needs = f"names axes {used}", "an axis is contracted or batch, once"
+        raise _wrong_axes(operation, name, got, needs, "name each axis once")
 
 
 def _axis(operation: str, name: str, axis: int, ndim: int) -> int:

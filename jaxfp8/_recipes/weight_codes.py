@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxfp8._ops.dimensions import free_axes
+from jaxfp8._ops.dimensions import axes_of_rhs, free_axes
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_state
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
@@ -89,7 +89,8 @@ def encode_weight(
 
     Raises:
       TypeError: the weight has another dtype, or the state does not fit the recipe.
-      ValueError: the state has negative values and is no tracer.
+      ValueError: the dimension numbers name an axis twice, or one that the weight lacks; or the
+        state has negative values and is no tracer.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -107,8 +108,7 @@ def encode_weight(
     recipe = DelayedScaling() if recipe is None else recipe
     check_state(operation, recipe, state)
     w = as_floats(operation, "w", w)
-    (_, summed), (_, batch) = dimension_numbers
-    summed, batch = (tuple(axis % w.ndim for axis in axes) for axes in (summed, batch))
+    summed, batch = axes_of_rhs(operation, dimension_numbers, w.ndim)
     return weight_codes(recipe, w, state, summed, batch)
 
 

@@ -193,3 +193,16 @@ def test_codes_of_another_weight_recipe_or_kind_are_refused():
     refuse(TypeError, "is of type QArray", x, w, MATRIX, recipe=TENSOR, rhs_codes=quantized)
     with pytest.raises(TypeError, match="start with"):
         jaxfp8.encode_weight(w, MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rhs", "says"),
+    [
+        ((16, 8), (5,), "names axis 5, but `rhs` has 2 axes"),
+        ((), (0,), "names axis 0, but `rhs` has 0 axes"),
+        ((16, 8), (0, -2), r"names axes \[0, 0\]"),
+    ],
+)
+def test_axes_that_a_weight_lacks_are_refused(shape, rhs, says):
+    with pytest.raises(ValueError, match=f"jaxfp8.encode_weight.*{says}"):
+        jaxfp8.encode_weight(jnp.ones(shape), ((rhs, rhs), ((), ())), recipe=TENSOR)
