@@ -76,7 +76,10 @@ def encode_weight(
     Each product encodes its weight by itself. A step with microbatches, with remat, or with a
     weight used twice would read the weight and round it again each time. Encode it once here, and
     give the codes to each product: `fp8_dot_general(x, w, numbers, state, rhs_codes=codes)`. The
-    numbers are the same, and gradients still go to `w`. Encode again after the optimiser's update.
+    numbers of a step are the same, and gradients still go to `w`. Encode again after the
+    optimiser's update. Before its first step `DelayedScaling` has a scale of 1, and these codes
+    have it, too. A product without a gradient then takes a scale from the weight; so leave codes
+    out there.
 
     Args:
       w: the weight, float32, bfloat16 or float16, as the products get it.
@@ -113,7 +116,12 @@ def encode_weight(
 
 
 def weight_codes(
-    recipe: TrainingRecipe, w: jax.Array, state: ScalingState | None, summed: Shape, batch: Shape
+    recipe: TrainingRecipe,
+    w: jax.Array,
+    state: ScalingState | None,
+    summed: Shape,
+    batch: Shape,
+    training: bool = True,
 ) -> WeightCodes:
     """The codes of a weight for a forward product over the axes `summed`."""
     w, state = jax.lax.stop_gradient((w, state))
@@ -124,6 +132,7 @@ def weight_codes(
         None if state is None else state.kernel,
         (summed, free_axes(w.ndim, summed, batch)),
         batch,
+        training=training,
         is_weight=True,
     )
     first, second = (dataclasses.replace(codes, wide=None) for codes in both)

@@ -22,9 +22,10 @@ def encoded_weights(model: nnx.Module) -> Iterator[None]:
     """Inside, the layers of a model multiply by codes of their weights that are made once, here.
 
     Each product of FP8 training encodes its weight by itself. A step with microbatches or with
-    remat would read the weight and round it again each time. The numbers are the same, and
-    gradients still go to the float weights. Change these only outside. With `DelayedScaling` the
-    history of a kernel moves once, at the first product.
+    remat would read the weight and round it again each time. The numbers are those of a step, or
+    after `model.eval()` those of evaluation, and gradients still go to the float weights. Change
+    weights and mode only outside. With `DelayedScaling` the history of a kernel moves once, at the
+    first product.
 
     Args:
       model: a model that `fp8_training` changed; experts keep encoding their weights by themselves.
@@ -52,13 +53,17 @@ def encoded_weights(model: nnx.Module) -> Iterator[None]:
         remedy = "call `jaxfp8.nnx.fp8_training(model)` first"
         raise ValueError(message(operation, "`model`", got, "one is needed", remedy))
     made = [(product, Fp8Codes(_codes(layer, product))) for layer, product in chosen]
+    before = [(product, getattr(product, "codes", None)) for product, _ in made]
     for product, codes in made:
         product.codes = codes
     try:
         yield
     finally:
-        for product, _ in made:
-            del product.codes
+        for product, outer in before:
+            if outer is None:
+                del product.codes
+            else:
+                product.codes = outer
 
 
 def _codes(layer: Any, product: Fp8DotGeneral) -> Any:
@@ -67,11 +72,12 @@ def _codes(layer: Any, product: Fp8DotGeneral) -> Any:
     kernel = kernel.astype(layer.dtype or kernel.dtype)
     twin = TWINS[type(layer)]
     rank = len(twin.shape_of(layer))
-    encode: Any = functools.partial(_encoded, product.recipe, twin.axes_of(layer, rank))
+    axes, training = twin.axes_of(layer, rank), not product.use_running_average
+    encode: Any = functools.partial(_encoded, product.recipe, axes, training)
     for _ in range(kernel.ndim - rank):
         encode = jax.vmap(encode)
     return encode(kernel, product.state())
 
 
-def _encoded(recipe: Any, axes: Any, kernel: jax.Array, state: Any) -> Any:
-    return weight_codes(recipe, kernel, state, *axes)
+def _encoded(recipe: Any, axes: Any, training: bool, kernel: jax.Array, state: Any) -> Any:
+    return weight_codes(recipe, kernel, state, *axes, training=training)

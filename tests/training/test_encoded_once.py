@@ -182,6 +182,26 @@ def test_nnx_codes_stay_inside():
         jaxfp8.nnx.encoded_weights(nnx.Linear(2, 2, rngs=nnx.Rngs(0))).__enter__()
 
 
+def test_nnx_codes_of_an_outer_block_come_back():
+    model = perceptron(TENSOR)
+    before = nnx.state(model)
+    with jaxfp8.nnx.encoded_weights(model):
+        outer = model.layers[0].dot_general.codes
+        with jaxfp8.nnx.encoded_weights(model):
+            assert model.layers[0].dot_general.codes is not outer
+        assert model.layers[0].dot_general.codes is outer
+    assert jax.tree.structure(nnx.state(model)) == jax.tree.structure(before)
+
+
+def test_nnx_codes_of_evaluation_have_its_scales():
+    model, x = perceptron(DELAYED), normal(4, 16)
+    model.layers[0].kernel[...] *= 1000  # saturates at the first scale
+    model.eval()
+    want = model(x)
+    with jaxfp8.nnx.encoded_weights(model):
+        np.testing.assert_array_equal(model(x), want)
+
+
 def test_codes_of_another_weight_recipe_or_kind_are_refused():
     x, w, state = normal(4, 16), normal(16, 8), first_state(DELAYED)
     codes = jaxfp8.encode_weight(w, MATRIX, recipe=TENSOR)
