@@ -47,6 +47,9 @@ class WeightCodes:
         Args:
           axis_name: the mesh axis, or axes, along which the weight is split.
           axis: the axis of the weight that is split.
+
+        Raises:
+          ValueError: tiles do not divide the shards, so a gathered scale would have another tile.
         """
         gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
         alike = self.scaling is not None
@@ -55,6 +58,7 @@ class WeightCodes:
             place = codes.order.index(axis % len(codes.order))
             values, scale, tiles = gather(codes.values, axis=place), codes.scale, codes.tiles
             if not alike:
+                _check_shard(axis, codes.values.shape[place], tiles[place])
                 scale = gather(scale, axis=place)
             else:  # one tile
                 tiles = (*tiles[:place], values.shape[place], *tiles[place + 1 :])
@@ -62,6 +66,14 @@ class WeightCodes:
 
         backward = self.backward and whole(self.backward)
         return dataclasses.replace(self, forward=whole(self.forward), backward=backward)
+
+
+def _check_shard(axis: int, size: int, tile: int) -> None:
+    if tile < size and size % tile:
+        got, needs = f"has {size} values in each shard", f"tiles of {tile} have to divide them"
+        remedy = "split another axis, or gather the weight and encode the whole"
+        operation = "jaxfp8.WeightCodes.gathered"
+        raise ValueError(message(operation, f"axis {axis}", got, needs, remedy))
 
 
 def encode_weight(

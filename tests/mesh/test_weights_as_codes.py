@@ -88,3 +88,28 @@ def test_weights_are_gathered_as_codes_and_amaxes_together(kind):
         assert np.linalg.norm(got - other) < 0.02 * np.linalg.norm(other)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-2)
     jax.tree.map(close, states, new)
+
+
+def gathered_in_blocks(size, devices=2):
+    """A weight [size, 8] in blocks, encoded in shards and gathered."""
+    recipe = jaxfp8.CurrentScaling(granularity="block")
+    mesh = jax.make_mesh((devices,), ("fsdp",), axis_types=(AxisType.Auto,))
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=SPLIT, out_specs=WHOLE, check_vma=False)
+    def gathered(w):
+        return jaxfp8.encode_weight(w, NUMBERS, recipe=recipe).gathered("fsdp", 0)
+
+    return jax.eval_shape(gathered, jnp.ones((size, 8)))
+
+
+@pytest.mark.parametrize("size", [448, 384])
+def test_a_tile_that_a_shard_would_cut_is_refused(size):
+    says = f"axis 0 has {size // 2} values in each shard, but tiles of 128.*split another axis"
+    with pytest.raises(ValueError, match=says):
+        gathered_in_blocks(size)
+
+
+@pytest.mark.parametrize(("size", "scales"), [(128, 2), (512, 4)])
+def test_tiles_that_divide_a_shard_are_gathered(size, scales):
+    assert gathered_in_blocks(size).forward.scale.shape == (scales, 1)
