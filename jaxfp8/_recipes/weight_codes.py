@@ -15,6 +15,7 @@ from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_state
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes
+from jaxfp8._value import compat
 from jaxfp8._value.checks import as_floats
 from jaxfp8._value.errors import message
 from jaxfp8._value.spec import DimensionNumbers, Shape
@@ -65,7 +66,13 @@ class WeightCodes:
             return dataclasses.replace(codes, values=values, scale=scale, tiles=tiles)
 
         backward = self.backward and whole(self.backward)
-        return dataclasses.replace(self, forward=whole(self.forward), backward=backward)
+        scaling = self.scaling
+        # With `check_vma=False` nobody knows that shards differ, so each has recorded its own amax.
+        if scaling is not None and not compat.varying_axes(self.forward.values):
+            history = scaling.amax_history
+            largest = jax.lax.pmax(history[0], axis_name)
+            scaling = dataclasses.replace(scaling, amax_history=history.at[0].set(largest))
+        return WeightCodes(forward=whole(self.forward), backward=backward, scaling=scaling)
 
 
 def _check_shard(axis: int, size: int, tile: int) -> None:

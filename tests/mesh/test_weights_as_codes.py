@@ -113,3 +113,19 @@ def test_a_tile_that_a_shard_would_cut_is_refused(size):
 @pytest.mark.parametrize(("size", "scales"), [(128, 2), (512, 4)])
 def test_tiles_that_divide_a_shard_are_gathered(size, scales):
     assert gathered_in_blocks(size).forward.scale.shape == (scales, 1)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_each_device_has_the_amax_of_all_shards(checked):
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
+    specs = {"in_specs": (SPLIT, WHOLE), "out_specs": P("fsdp"), "check_vma": checked}
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, **specs)
+    def amaxes(w, state):
+        codes = jaxfp8.encode_weight(w, NUMBERS, state, recipe=DELAYED).gathered("fsdp", 0)
+        return codes.scaling.amax_history[:1]
+
+    w = jnp.arange(1.0, 9.0).reshape(8, 1)
+    got = amaxes(w, jaxfp8.ScalingState.init(DELAYED))
+    np.testing.assert_array_equal(got, [8, 8, 8, 8])
