@@ -113,8 +113,6 @@ def dot_and_scalings(
     recipe = DelayedScaling() if recipe is None else recipe
     check_state(operation, recipe, state)
     lhs, rhs = as_floats(operation, "lhs", lhs), as_floats(operation, "rhs", rhs)
-    if rhs_codes is not None:
-        check_codes(operation, recipe, rhs_codes, rhs.shape, state)
     promoted = jnp.promote_types(lhs.dtype, rhs.dtype)
     dtype = promoted if preferred_element_type is None else preferred_element_type
     problem = _Problem(
@@ -125,6 +123,8 @@ def dot_and_scalings(
         out_sharding=out_sharding,
         evaluates=evaluates,
     )
+    if rhs_codes is not None:
+        check_codes(operation, recipe, rhs_codes, rhs.shape, state, problem.numbers)
     lhs, rhs = compat.vary_alike((lhs, rhs))
     y, scalings = _product(problem, lhs, rhs, state, rhs_codes)
     return compat.sharded(y, out_sharding), jax.lax.stop_gradient(scalings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,14 +12,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxfp8._ops.dimensions import axes_of_rhs, free_axes
-from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_state
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_floats
 from jaxfp8._value.errors import message
-from jaxfp8._value.spec import DimensionNumbers, Shape
+from jaxfp8._value.spec import DimensionNumbers, Shape, tile_counts
 
 
 @jax.tree_util.register_dataclass
@@ -33,11 +34,13 @@ class WeightCodes:
       forward: the codes for the forward product.
       backward: those for the gradient of the activations; None if they are the same.
       scaling: the next scaling of the weight; None for `CurrentScaling`.
+      encoded: the shape of the encoded weight, of a shard if codes were gathered.
     """
 
     forward: Codes
     backward: Codes | None
     scaling: Scaling | None
+    encoded: Shape = dataclasses.field(metadata={"static": True})
 
     def gathered(self, axis_name: Any, axis: int) -> WeightCodes:
         """The codes of a whole weight from those of its shards, inside `jax.shard_map`.
@@ -72,7 +75,8 @@ class WeightCodes:
             history = scaling.amax_history
             largest = jax.lax.pmax(history[0], axis_name)
             scaling = dataclasses.replace(scaling, amax_history=history.at[0].set(largest))
-        return WeightCodes(forward=whole(self.forward), backward=backward, scaling=scaling)
+        forward = whole(self.forward)
+        return dataclasses.replace(self, forward=forward, backward=backward, scaling=scaling)
 
 
 def _check_shard(axis: int, size: int, tile: int) -> None:
@@ -156,7 +160,8 @@ def weight_codes(
     )
     first, second = (dataclasses.replace(codes, wide=None) for codes in both)
     same = first.values is second.values
-    return WeightCodes(forward=first, backward=None if same else second, scaling=scaling)
+    backward = None if same else second
+    return WeightCodes(forward=first, backward=backward, scaling=scaling, encoded=w.shape)
 
 
 def given_codes(
@@ -170,18 +175,46 @@ def given_codes(
 
 
 def check_codes(
-    operation: str, recipe: TrainingRecipe, given: Any, shape: Shape, state: ScalingState | None
+    operation: str,
+    recipe: TrainingRecipe,
+    given: Any,
+    shape: Shape,
+    state: ScalingState | None,
+    numbers: DimensionNumbers,
 ) -> None:
-    """Refuses codes of another weight, recipe or kind."""
-    remedy = "make them by `jaxfp8.encode_weight` of the same weight, state and recipe"
+    """Refuses codes of another weight, recipe, product or kind."""
     if not isinstance(given, WeightCodes):
         got, needs = f"is of type {type(given).__name__}", "codes of a weight are needed"
-        raise TypeError(message(operation, "`rhs_codes`", got, needs, remedy))
+        raise TypeError(message(operation, "`rhs_codes`", got, needs, _REMEDY))
     codes, dtype = given.forward, np.dtype(recipe.forward_dtype).name
-    found = tuple(codes.values.shape[codes.order.index(axis)] for axis in range(len(codes.order)))
+    found = _in_order(codes, codes.values.shape)
     if (found, codes.dtype) != (shape, dtype) or (given.scaling is None) != (state is None):
         scaling = "without" if given.scaling is None else "with"
         got = f"has {codes.dtype}{list(found)} {scaling} delayed scaling"
         wanted = "without" if state is None else "with"
         needs = f"`rhs` needs {dtype}{list(shape)} {wanted} it"
-        raise ValueError(message(operation, "`rhs_codes`", got, needs, remedy))
+        raise ValueError(message(operation, "`rhs_codes`", got, needs, _REMEDY))
+    if isinstance(recipe, CurrentScaling):
+        (_, summed), (_, batch) = numbers
+        both = summed, free_axes(len(shape), summed, batch)
+        how = recipe.quantization(dtype, is_weight=True)
+        for axes, own in zip(both, (codes, given.backward or codes), strict=True):
+            _check_tiles(operation, own, given.encoded, how.tiles(given.encoded, axes, batch))
+
+
+_REMEDY = "make them by `jaxfp8.encode_weight` of the same weight, state, recipe and numbers"
+
+
+def _check_tiles(operation: str, codes: Codes, shape: Shape, wanted: Mapping[int, int]) -> None:
+    """Refuses codes of a weight of `shape` whose scales are not those of the `wanted` tiles."""
+    whole = tuple(wanted.get(axis, max(size, 1)) for axis, size in enumerate(shape))
+    tiles = _in_order(codes, codes.tiles)
+    if tile_counts(shape, tiles) != tile_counts(shape, whole):
+        got = f"has scales of tiles {list(tiles)}"
+        needs = f"the recipe has tiles {list(whole)} for these dimension numbers"
+        raise ValueError(message(operation, "`rhs_codes`", got, needs, _REMEDY))
+
+
+def _in_order(codes: Codes, sizes: Shape) -> Shape:
+    """Sizes by axis of the values, by axis of the operand."""
+    return tuple(sizes[codes.order.index(axis)] for axis in range(len(codes.order)))

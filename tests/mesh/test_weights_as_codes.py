@@ -129,3 +129,19 @@ def test_each_device_has_the_amax_of_all_shards(checked):
     w = jnp.arange(1.0, 9.0).reshape(8, 1)
     got = amaxes(w, jaxfp8.ScalingState.init(DELAYED))
     np.testing.assert_array_equal(got, [8, 8, 8, 8])
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "block"])
+def test_a_product_takes_gathered_codes(granularity):
+    recipe = jaxfp8.CurrentScaling(granularity=granularity)
+    mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,))
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(WHOLE, SPLIT), out_specs=P("fsdp"))
+    def product(x, part):
+        codes = jaxfp8.encode_weight(part, NUMBERS, recipe=recipe).gathered("fsdp", 0)
+        w = jax.lax.all_gather(part, "fsdp", axis=0, tiled=True)
+        return jaxfp8.fp8_dot_general(x, w, NUMBERS, recipe=recipe, rhs_codes=codes)
+
+    x, w = (jax.random.normal(jax.random.key(0), shape) for shape in ((4, 64), (64, 8)))
+    want = jnp.concatenate([x @ w] * 2)
+    assert np.linalg.norm(product(x, w) - want) < 0.08 * np.linalg.norm(want)

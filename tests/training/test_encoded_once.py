@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from recomputed import calls
-from training.samples import BLOCK, DELAYED, MATRIX, TENSOR, blocks_too, first_state, normal, refuse
+from training.samples import (
+    BLOCK,
+    DELAYED,
+    MATRIX,
+    ROW,
+    TENSOR,
+    blocks_too,
+    first_state,
+    normal,
+    refuse,
+)
 
 import jaxfp8
 import jaxfp8.linen
@@ -213,6 +223,29 @@ def test_codes_of_another_weight_recipe_or_kind_are_refused():
     refuse(TypeError, "is of type QArray", x, w, MATRIX, recipe=TENSOR, rhs_codes=quantized)
     with pytest.raises(TypeError, match="start with"):
         jaxfp8.encode_weight(w, MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("made", "numbers", "says"),
+    [
+        (TENSOR, MATRIX, r"tiles \[16, 16\].* tiles \[16, 1\]"),
+        (BLOCK, MATRIX, r"tiles \[16, 16\].* tiles \[16, 1\]"),
+        (ROW, (((1,), (1,)), ((), ())), r"tiles \[1, 16\].* tiles \[16, 1\]"),
+    ],
+    ids=["tensor", "block", "axes"],
+)
+def test_codes_with_other_scales_are_refused(made, numbers, says):
+    codes = jaxfp8.encode_weight(jnp.ones((16, 16)), numbers, recipe=made)
+    x, w = jnp.ones((4, 16)), jnp.ones((16, 16))
+    refuse(ValueError, says, x, w, MATRIX, recipe=ROW, rhs_codes=codes)
+
+
+def test_codes_of_one_scale_serve_both_directions():
+    x, w = normal(4, 16), normal(16, 16)
+    codes = jaxfp8.encode_weight(w, MATRIX, recipe=TENSOR)
+    for numbers in (MATRIX, (((1,), (1,)), ((), ()))):
+        product = functools.partial(jaxfp8.fp8_dot_general, x, w, numbers, recipe=TENSOR)
+        np.testing.assert_array_equal(product(rhs_codes=codes), product())
 
 
 @pytest.mark.parametrize(
