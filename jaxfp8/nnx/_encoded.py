@@ -80,4 +80,5 @@ def _codes(layer: Any, product: Fp8DotGeneral) -> Any:
 
 
 def _encoded(recipe: Any, axes: Any, training: bool, kernel: jax.Array, state: Any) -> Any:
-    return weight_codes(recipe, kernel, state, *axes, training=training)
+    summed, batch = axes
+    return weight_codes(recipe, kernel, state, summed, batch, training)
