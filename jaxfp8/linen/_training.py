@@ -7,7 +7,7 @@ of Flax's classes continues with these, and the other way round.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -102,10 +102,13 @@ class _Fp8(nn.Module):
         )
 
     def _codes(self, rhs: jax.Array, numbers: DimensionNumbers) -> WeightCodes | None:
-        """The codes of the weight in the collection of codes, made now if that is mutable."""
+        """The codes of the weight in the collection of codes, made now if `mutable` names that."""
         if self.is_initializing():
             return None
-        if self.is_mutable_collection(CODES):
+        assert self.scope is not None  # the module is bound
+        # All that may change, as `mutable=True` says, is no wish for codes: a loop would keep them.
+        named = isinstance(self.scope.root.mutable, str | Collection)
+        if named and self.is_mutable_collection(CODES):
             made = encode_weight(rhs, numbers, self.state, recipe=self.recipe)
             self.put_variable(CODES, "kernel", made)
         return self.get_variable(CODES, "kernel")
@@ -117,7 +120,8 @@ class Fp8DirectDotGeneralOp(_Fp8):
     A drop-in for `flax.linen.Fp8DirectDotGeneralOp`: forward and both backward products run on
     8-bit operands. With `DelayedScaling` the state lives in the collection
     `_overwrite_with_gradient`: a gradient is the next value there, as `TrainState` knows. A call
-    with a mutable collection `fp8_codes` encodes the weight into it, once for several calls.
+    with `mutable=["fp8_codes"]` encodes the weight into that collection, once for several calls;
+    `mutable=True` does not.
 
     Attributes:
       recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax.core.scope import DenyList
 from flax.training.train_state import TrainState
 
 import jaxfp8
@@ -67,3 +68,12 @@ def test_second_derivatives_are_near_those_of_floats_or_refused(mode):
     cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=recipe)
     want, got = (second_derivative(c, variables, x, mode=mode) for c in (None, cls))
     assert jnp.linalg.norm(got - want) < 0.06 * jnp.linalg.norm(want)
+
+
+@pytest.mark.parametrize("mutable", [True, DenyList("intermediates"), ["fp8_codes"]], ids=str)
+def test_codes_are_kept_if_their_collection_is_named(mutable):
+    cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=RECIPES["current"])
+    layer, x = nn.Dense(8, dot_general_cls=cls), jnp.ones((4, 32))
+    variables = layer.init(jax.random.key(0), x)
+    _, kept = layer.apply(variables, x, mutable=mutable)
+    assert ("fp8_codes" in kept) == isinstance(mutable, list)
