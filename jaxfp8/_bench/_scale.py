@@ -112,9 +112,8 @@ def cases(
 
 
 def counts(devices: int, quick: bool) -> list[int]:
-    """1, 2, 4 and so on, and last all devices; with `quick` the first and the last."""
-    below = [1 << i for i in range((devices - 1).bit_length())]
-    return [*(below[:1] if quick else below), devices]
+    """The powers of two up to `devices`, which is one; with `quick` the first and the last."""
+    return sorted({1, devices}) if quick else [1 << i for i in range(devices.bit_length())]
 
 
 def named(form: str, devices: int) -> str:

@@ -118,12 +118,11 @@ def _splittable(
             (*one, *grid.choose_shards(devices.local, one[0], [*arrays, *results])) for one in parts
         ]
         table, on_its_shards, shards, left = min(chosen, key=lambda one: len(one[3]))
-        if left:
-            with caller.again():
-                tell_gathered(dict(params)["spec"].told(types[0]), _UNEQUAL)
         placed, results_placed = shards.placements(table)
         placed += [array.sharding for array in compass]
         with caller.again():
+            if left:
+                tell_gathered(dict(params)["spec"].told(types[0]), _UNEQUAL)
             call = _off_mesh(on_its_shards(shards), caller)
         return devices.whole, lambda *local: call(*local[:number]), results_placed, tuple(placed)
 
