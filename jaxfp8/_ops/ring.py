@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -102,12 +103,9 @@ def _whole(shape: tuple[int, ...], axis: int, devices: int) -> tuple[int, ...]:
 
 
 def _next(side: Any, axis_name: str) -> Any:
-    """The part of the device before this one. FP8 travels as bytes."""
+    """The part of the device before this one."""
     devices = lax.axis_size(axis_name)
     ring = [(i, (i + 1) % devices) for i in range(devices)]
 
-    def sent(x: jax.Array) -> jax.Array:
-        moved = lax.ppermute(dtypes.as_bytes(x), axis_name, ring)
-        return dtypes.bits_as(moved, x.dtype)
-
-    return jax.tree.map(sent, side)
+    send = functools.partial(lax.ppermute, axis_name=axis_name, perm=ring)
+    return jax.tree.map(functools.partial(dtypes.moved, send), side)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops.quantize import dequantize
+from jaxfp8._value import dtypes
 from jaxfp8._value.checks import as_array
-from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.errors import message
 from jaxfp8._value.qarray import QArray, check_qarray, scale_and_zero_point
 
@@ -35,13 +37,13 @@ def lookup(table: QArray, indices: ArrayLike, dtype: DTypeLike | None = None) ->
 
 
 def _take(table: QArray, row: jax.Array) -> QArray:
-    """The rows at valid indices. FP8 is gathered as bytes: XLA:CPU widens float8 arrays first."""
+    """The rows at valid indices."""
     scale, zero_point, (rows, columns) = scale_and_zero_point(table)
 
     def shared(x: jax.Array) -> jax.Array:
         return jnp.take(x, row // rows, axis=0, mode="clip")
 
-    codes = jnp.take(as_bytes(table.qvalue), row, axis=0, mode="clip")
-    values = bits_as(codes, table.qvalue.dtype)
+    taken = functools.partial(jnp.take, indices=row, axis=0, mode="clip")
+    values = dtypes.moved(taken, table.qvalue)
     zero_point = None if zero_point is None else shared(zero_point)
     return QArray(values, shared(scale), zero_point, tiles=(columns,))

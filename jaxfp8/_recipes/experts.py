@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._value import dtypes
 from jaxfp8._value.checks import as_floats, as_index
-from jaxfp8._value.dtypes import as_bytes, bits_as
 from jaxfp8._value.errors import message, shown
 
 Network = Callable[[jax.Array, jax.Array], jax.Array]
@@ -166,13 +166,10 @@ def _in_8_bits(recipe: Recipe, axis_name: str, x: jax.Array) -> jax.Array:
 
     The product rounds them again. That changes no code of float32 tokens.
     """
-
-    def gather(leaf: jax.Array) -> jax.Array:
-        moved = jax.lax.all_gather(as_bytes(leaf), axis_name, tiled=True)
-        return bits_as(moved, leaf.dtype)
-
+    gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
     assert recipe.activation is not None
-    return dequantize(jax.tree.map(gather, recipe.activation.quantize(x, (1,))), x.dtype)
+    codes = recipe.activation.quantize(x, (1,))
+    return dequantize(jax.tree.map(functools.partial(dtypes.moved, gather), codes), x.dtype)
 
 
 def _send(recipe: Recipe, axis_name: str, x: jax.Array) -> tuple[jax.Array, None]:

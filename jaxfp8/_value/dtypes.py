@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,11 @@ def as_bytes(x: jax.Array) -> jax.Array:
 def bits_as(x: jax.Array | np.ndarray, dtype: DTypeLike) -> jax.Array:
     """The bits of an array as another dtype of the same width, such as bytes as FP8."""
     return jnp.asarray(x) if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+
+
+def moved(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """`move(x)`, which changes no value. FP8 moves as bytes: XLA:CPU widens float8 to move it."""
+    return bits_as(move(as_bytes(x)), x.dtype)
 
 
 def of_exponents(codes: jax.Array) -> jax.Array:
