@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import mixtures
 import numpy as np
 from flax import nnx
 
@@ -118,6 +119,18 @@ def near(got, want, bound):
     """Asserts that trees agree within a relative error of each leaf."""
     for mine, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert np.linalg.norm(mine - other) <= bound * np.linalg.norm(other)
+
+
+def experts_are_in_8_bits(recipe, run, changes, params):
+    """Asserts that experts like those of DeepSeek are in 8 bits, near floats, and the router not."""
+    names = {row.path.rpartition("/")[2] for row in changes.changed}
+    assert names == {"up", "down", "shared_up", "shared_down"}
+    assert [row.reason for row in changes.left] == ["Router is a class of its own"]
+    x = tokens(16)
+    exact, y = mixtures.dense(params, x, DEEPSEEK), jax.jit(run)(x)
+    error = np.linalg.norm(y - exact) / np.linalg.norm(exact)
+    assert error < (2e-6 if recipe.activation is None else 0.06)
+    assert error > 1e-3 or recipe.activation is None
 
 
 def auto_mesh():
