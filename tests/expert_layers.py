@@ -122,7 +122,7 @@ def near(got, want, bound):
 
 
 def experts_are_in_8_bits(recipe, run, changes, params):
-    """Asserts that experts like those of DeepSeek are in 8 bits, near floats, and the router not."""
+    """Asserts that experts like DeepSeek's are in 8 bits, near floats, and their router is not."""
     names = {row.path.rpartition("/")[2] for row in changes.changed}
     assert names == {"up", "down", "shared_up", "shared_down"}
     assert [row.reason for row in changes.left] == ["Router is a class of its own"]
