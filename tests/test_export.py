@@ -52,14 +52,15 @@ def of_linen():
     return model.apply, (model.init(jax.random.key(0), X), X)
 
 
+# Made when a test asks: each process of a run imports this file.
 PROGRAMS = {
-    "product": (jaxfp8.matmul, (X, Q)),
-    "prepared": (jaxfp8.matmul, (X, jaxfp8.prepare(Q))),
-    "blocks": (jaxfp8.matmul, (X, BLOCKS)),
-    "activations": (of_dynamic_activations, (X, Q)),
-    "rewritten": (of_a_rewrite, (X, Q)),
-    "nnx": of_nnx(),
-    "linen": of_linen(),
+    "product": lambda: (jaxfp8.matmul, (X, Q)),
+    "prepared": lambda: (jaxfp8.matmul, (X, jaxfp8.prepare(Q))),
+    "blocks": lambda: (jaxfp8.matmul, (X, BLOCKS)),
+    "activations": lambda: (of_dynamic_activations, (X, Q)),
+    "rewritten": lambda: (of_a_rewrite, (X, Q)),
+    "nnx": of_nnx,
+    "linen": of_linen,
 }
 
 
@@ -71,7 +72,7 @@ def exported(fun, args):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_with_8_bit_arguments_is_read_back(name):
-    fun, args = PROGRAMS[name]
+    fun, args = PROGRAMS[name]()
     program = jax.export.deserialize(exported(fun, args))
     assert program.in_tree == jax.tree.structure((args, {}))
     np.testing.assert_array_equal(program.call(*args), jax.jit(fun)(*args))
@@ -128,15 +129,15 @@ for path in sys.argv[1:]:
 )
 @pytest.mark.slow
 def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path, first):
-    paths = []
-    for name, (fun, args) in PROGRAMS.items():
+    paths, programs = [], {name: program() for name, program in PROGRAMS.items()}
+    for name, (fun, args) in programs.items():
         paths.append(tmp_path / name)
         paths[-1].write_bytes(exported(fun, args))
         for i, leaf in enumerate(jax.tree.leaves(args)):
             np.save(f"{paths[-1]}.{i}.npy", np.asarray(leaf).view(f"u{leaf.dtype.itemsize}"))
     command = [sys.executable, "-c", _RUN.format(first=first), *map(str, paths)]
     subprocess.run(command, check=True, cwd=tmp_path, timeout=120)
-    for path, (fun, args) in zip(paths, PROGRAMS.values(), strict=True):
+    for path, (fun, args) in zip(paths, programs.values(), strict=True):
         np.testing.assert_array_equal(np.load(f"{path}.out.npy"), jax.jit(fun)(*args))
 
 

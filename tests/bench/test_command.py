@@ -11,8 +11,13 @@ from jaxfp8 import __main__
 from jaxfp8._bench import _cases, _peers, _plot, _run
 from jaxfp8._bench._measure import Missing
 
-pytest.importorskip("matplotlib")
 TINY = ["--shapes", "64x48", "--rows", "1,3", "--quick", "--only", "int8"]
+
+
+@pytest.fixture(autouse=True)
+def matplotlib():
+    """For `--plot`; imported when a test runs, since each process of a run imports this file."""
+    pytest.importorskip("matplotlib")
 
 
 def bench(*arguments: str) -> int:

@@ -195,19 +195,16 @@ RAGGED = {
     "fsdp": (("d", None), ("d", None)),
 }
 ODD_X, ODD_W = X[:50, :131], W[:131, :255]
-ODD_Q = jaxfp8.quantize(ODD_W, jnp.int8, channelwise_axes=(1,))
+encoded = functools.partial(jaxfp8.quantize, ODD_W, jnp.int8, channelwise_axes=(1,))
 PRODUCTS = {
-    "weight": (jaxfp8.matmul, ODD_Q),
-    "weight, zero points": (
-        jaxfp8.matmul,
-        jaxfp8.quantize(ODD_W, jnp.int8, channelwise_axes=(1,), zero_point=True),
-    ),
-    "current scaling": (trained, ODD_W),
+    "weight": (jaxfp8.matmul, encoded),
+    "weight, zero points": (jaxfp8.matmul, functools.partial(encoded, zero_point=True)),
+    "current scaling": (trained, lambda: ODD_W),
     "current scaling by row": (
         lambda x, w: jaxfp8.fp8_dot_general(
             x, w, NUMBERS, recipe=jaxfp8.CurrentScaling(granularity="channel")
         ),
-        ODD_W,
+        lambda: ODD_W,
     ),
 }
 
@@ -230,8 +227,8 @@ def spread(mesh, product, of_x, of_w):
 @pytest.mark.parametrize("kind", PRODUCTS)
 @pytest.mark.parametrize("layout", RAGGED)
 def test_shards_of_different_sizes_send_no_more_than_in_floats(layout, kind):
-    (of_x, of_w), (product, w) = RAGGED[layout], PRODUCTS[kind]
-    mesh = automatic(4)
+    (of_x, of_w), (product, weight) = RAGGED[layout], PRODUCTS[kind]
+    mesh, w = automatic(4), weight()
     ours, floats = (spread(mesh, dot, of_x, of_w) for dot in (product, jnp.matmul))
     try:
         most = total(sent(floats, ODD_X, ODD_W))
