@@ -58,6 +58,13 @@ def pytest_addoption(parser):
         help="run one case of each test, and draw a fifth of the random examples",
     )
     parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one in N of each file's tests",
+    )
+    parser.addoption(
         "--old-emitters",
         action="store_true",
         help="compile faster on the oldest JAX, and leave out tests marked `same_bits`",
@@ -109,6 +116,8 @@ def pytest_collection_modifyitems(config, items):
         keep(config, items, [item for item in items if not item.get_closest_marker("same_bits")])
     if config.getoption("--one-case"):
         keep_one_case(config, items)
+    if config.getoption("--share") > 1:
+        keep_share(config, items)
 
 
 def skip_without_cuda_library(config, items):
@@ -128,9 +137,24 @@ def keep_one_case(config, items):
     """Leaves out all cases of a test but one."""
     cases = collections.defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item.nodeid)
+        cases[name_of(item)].append(item.nodeid)
     chosen = set(map(sampling.chosen, cases.values()))
     keep(config, items, [item for item in items if item.nodeid in chosen])
+
+
+def keep_share(config, items):
+    """Leaves out a share of each file's tests."""
+    tests = collections.defaultdict(set)
+    for item in items:
+        tests[item.path].add(name_of(item))
+    share = config.getoption("--share")
+    chosen = set().union(*(sampling.part(names, share) for names in tests.values()))
+    keep(config, items, [item for item in items if name_of(item) in chosen])
+
+
+def name_of(item):
+    """The name of a test without its case."""
+    return item.nodeid.partition("[")[0]
 
 
 def keep(config, items, kept):

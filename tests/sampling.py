@@ -1,6 +1,6 @@
-"""One case of each test: what `--one-case` runs.
+"""Parts of the suite: what `--one-case` and `--share` run.
 
-A hash of its name chooses the case: the same on every machine, in any order of the parameters.
+A hash of its name chooses a case or a test: the same on every machine, in any order.
 """
 
 from __future__ import annotations
@@ -20,4 +20,14 @@ def examples(count: int) -> int:
 
 def chosen(names: Iterable[str]) -> str:
     """The name of the case that stands for a test."""
-    return min(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    return min(names, key=_hashed)
+
+
+def part(names: Iterable[str], share: int) -> set[str]:
+    """One in `share` of the tests of a file, at least one."""
+    ordered = sorted(names, key=_hashed)
+    return set(ordered[: -(-len(ordered) // share)])
+
+
+def _hashed(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()

@@ -17,6 +17,13 @@ def test_each_test_has_a_choice_of_its_own():
     assert len(places) > 4
 
 
+def test_each_file_keeps_its_share_and_at_least_one():
+    names = [f"test_{n}" for n in range(9)]
+    assert len(sampling.part(names, 2)) == 5
+    assert sampling.part(names, 2) == sampling.part(reversed(names), 2)
+    assert sampling.part(names[:1], 4) == {names[0]}
+
+
 def test_a_fifth_of_drawn_examples_remains(monkeypatch):
     assert sampling.examples(50) == 50 or sampling.one_case
     monkeypatch.setattr(sampling, "one_case", True)
