@@ -152,10 +152,14 @@ def numberless(path: str) -> str:
 
 
 def starred(paths: set[str]) -> str:
-    """Several paths as one, with a star for each different number."""
-    parts = [_NUMBER.split(path) for path in paths]
-    columns = zip(*parts, strict=True)
-    return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
+    """Paths that differ in numbers alone as one, with a star for each different number."""
+    texts = _NUMBER.split(next(iter(paths)))
+    count = len(texts) // 2
+    numbers = _NUMBER.findall("\n".join(paths))
+    for i in range(count):
+        if len(set(numbers[i::count])) > 1:
+            texts[2 * i + 1] = "*"
+    return "".join(texts)
 
 
 def _html_row(tag: str, row: Row) -> str:

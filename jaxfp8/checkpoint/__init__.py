@@ -6,8 +6,7 @@ Weights go from the disk to the devices in their 8 bits; docs/checkpoint.md is t
 from jaxfp8._recipes.placing import torch_name
 from jaxfp8.checkpoint._convert import convert
 from jaxfp8.checkpoint._errors import CheckpointError
-from jaxfp8.checkpoint._inspect import inspect
-from jaxfp8.checkpoint._load import load, open
+from jaxfp8.checkpoint._load import inspect, load, open
 from jaxfp8.checkpoint._quantize import quantize
 from jaxfp8.checkpoint._save import save
 

@@ -176,10 +176,10 @@ class _Plan:
         found: dict[str, Inputs | None] = {}
         for name, form in self._forms.items():
             item = self._checkpoint.item(name)
-            if item.inputs:
-                found[name] = item.inputs
+            if item.layout.inputs:
+                found[name] = item.layout.inputs
                 continue
-            note = item.activations
+            note = item.layout.activations
             scale = _names.joined(_names.module_of(name), "input_scale")
             how = recipes.FP8_BLOCK if form.strategy == "block" else _DYNAMIC[form.kind]
             inputs: Any = how.activation

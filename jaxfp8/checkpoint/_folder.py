@@ -55,7 +55,7 @@ class Folder:
             self.entries = _entries(self.files)
             _markers.check(self.files, self.entries)
             if index is not None:
-                _check_index(index, names, self.entries)
+                _check_index(index, names, self.files)
             self.metadata: dict[str, str] = {}
             for file in self.files.values():
                 self.metadata |= file.header.metadata
@@ -179,7 +179,7 @@ def _index_of(place: pathlib.Path) -> pathlib.Path | None:
 
 def _index(path: pathlib.Path) -> dict[str, str]:
     index = read_json(path).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(f, str) for f in index.values()):
+    if not isinstance(index, dict) or not set(map(type, index.values())) <= {str}:
         needs = "weight_map, a file for each tensor, is needed"
         raise CheckpointError(path, "", "the index has no weight_map", needs, "fetch it again")
     return index
@@ -225,19 +225,21 @@ def _names_in(path: str, text: str) -> list[str]:
     raise CheckpointError(path, "", text, "one is needed", "write the file again")
 
 
-def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, Entry]) -> None:
-    names = {file: pathlib.Path(file).name for file in {e.file for e in entries.values()}}
-    if index == {name: names[entry.file] for name, entry in entries.items()}:
+def _check_index(path: pathlib.Path, index: dict[str, str], files: dict[str, File]) -> None:
+    held: dict[str, str] = {}
+    for file in files.values():
+        names = (entry.name for entry in file.header.entries)
+        held |= dict.fromkeys(names, pathlib.Path(file.path).name)
+    if index == held:
         return
-    for name, file in index.items():
-        at = names[entries[name].file] if name in entries else None
-        if at != file:
+    for name, said in index.items():
+        at = held.get(name)
+        if at != said:
             needs = "no file has it" if at is None else f"{at} has it"
-            raise CheckpointError(path, name, f"is said to be in {file}", needs, "fetch all again")
-    for name, entry in entries.items():
-        if name not in index:
-            needs = "the index does not name it"
-            raise CheckpointError(entry.file, name, "is there", needs, "fetch the index again")
+            raise CheckpointError(path, name, f"is said to be in {said}", needs, "fetch all again")
+    name = next(name for name in held if name not in index)
+    needs, remedy = "the index does not name it", "fetch the index again"
+    raise CheckpointError(path.parent / held[name], name, "is there", needs, remedy)
 
 
 def _quantization(

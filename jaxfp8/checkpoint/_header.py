@@ -39,11 +39,11 @@ _TEXT, _INTEGER = r'"([^"\\\x00-\x1f]*)"', r"(?:0|[1-9][0-9]{0,17})"
 _PAIR = re.compile(f"{_TEXT}:{_TEXT}")
 _HEAD = re.compile(rf'\{{(?:"{METADATA}":\{{({_PAIR.pattern}(?:,{_PAIR.pattern})*)?\}},)?')
 _TENSOR = re.compile(
-    rf'{_TEXT}:\{{"dtype":{_TEXT},"shape":\[((?:{_INTEGER}(?:,{_INTEGER})*)?)\],'
+    rf'{_TEXT}:\{{("dtype":"[^"\\\x00-\x1f]*","shape":\[(?:{_INTEGER}(?:,{_INTEGER})*)?\]),'
     rf'"data_offsets":\[({_INTEGER}),({_INTEGER})\]\}}(?:,(?=")|\}}$)'
 )
 # Signs of a match outside its groups.
-_OF_A_TENSOR = len('"":{"dtype":"","shape":[],"data_offsets":[,]},')
+_OF_A_TENSOR = len('"":{,"data_offsets":[,]},')
 _INTEGERS = {int}
 
 
@@ -195,15 +195,18 @@ def _quick(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entr
         return None
     columns = list(zip(*found, strict=True))
     length = head.end() + sum(sum(map(len, column)) for column in columns)
-    names, codes, texts = columns[:3]
-    kinds = list(zip(codes, texts, strict=True))
-    forms = {kind: _quick_form(*kind) for kind in set(kinds)}
-    shapes, bits = zip(*[forms[kind] for kind in kinds], strict=True)
-    starts, stops = ([begin + int(place) for place in column] for column in columns[3:5])
+    names, texts, firsts, lasts = columns
+    forms = {text: _quick_form(text) for text in set(texts)}
+    codes, shapes, sizes = ([forms[text][i] for text in texts] for i in range(3))
+    stops = [begin + place for place in map(int, lasts)]
+    if firsts == ("0", *lasts[:-1]):  # in the order of the data, as usual
+        starts = [begin, *stops[:-1]]
+    else:
+        starts = [begin + place for place in map(int, firsts)]
     pairs = _PAIR.findall(head[1] or "")
     is_sound = (
         length + _OF_A_TENSOR * len(found) == len(whole)
-        and bits == tuple([8 * (stop - start) for start, stop in zip(starts, stops, strict=True)])
+        and list(map(operator.sub, stops, starts)) == sizes
         and max(stops) <= size
         and len({METADATA, *names}) > len(names)
         and len(dict(pairs)) == len(pairs)
@@ -212,11 +215,13 @@ def _quick(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entr
     return (dict(pairs), list(map(Entry._make, made))) if is_sound else None
 
 
-def _quick_form(code: str, text: str) -> tuple[tuple[int, ...], int]:
-    """Shape and bits of a tensor; -1 bits for an unknown dtype."""
-    shape = tuple(map(int, text.split(","))) if text else ()
+def _quick_form(text: str) -> tuple[str, tuple[int, ...], int | None]:
+    """Dtype, shape and bytes of a tensor; None for an unknown dtype, and for a part of a byte."""
+    content = json.loads(f"{{{text}}}")
+    code, shape = content["dtype"], tuple(content["shape"])
     wide = _dtypes.bits(code)
-    return shape, -1 if wide is None else math.prod(shape) * wide
+    nbytes, rest = divmod(math.prod(shape) * (wide or 1), 8)
+    return code, shape, None if wide is None or rest else nbytes
 
 
 def _entry(file: str, name: str, fields: Any, begin: int, size: int) -> Entry:

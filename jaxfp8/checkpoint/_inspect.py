@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from jaxfp8._value import tables
-from jaxfp8._value.spec import Shape
 from jaxfp8.checkpoint import _collector, _decode, _formats, _read
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
-from jaxfp8.checkpoint._items import Item
-from jaxfp8.checkpoint._plan import Plan, plan
+from jaxfp8.checkpoint._items import Layout
+from jaxfp8.checkpoint._plan import Plan
 from jaxfp8.checkpoint._scheme import Format
 
 _HEAD = ("name", "file has", "loads as", "scale", "activations, or why not in 8 bits", "bytes")
@@ -111,37 +105,31 @@ class CheckpointSummary:
         return tables.text(title, _HEAD, shown, footer)
 
 
-def inspect(
-    path: str | os.PathLike[str], *, unscaled: bool = False, values: bool = False
+def summary(
+    path: str, folder: Folder, form: Format, planned: Plan, *, values: bool = False
 ) -> CheckpointSummary:
-    """What a checkpoint holds and how it would load.
-
-    It reads headers, the configuration and zero points. All-zero zero points are left out.
+    """What an open checkpoint holds.
 
     Args:
-      path, unscaled: as for `load`.
-      values: whether to read all scales too. `load` refuses a NaN or infinite one.
-
-    Returns:
-      A `CheckpointSummary`, which prints as a table. What contradicts itself is in its `problems`.
-
-    Raises:
-      CheckpointError: a header, the index or the configuration cannot be read.
-
-    Example:
-      >>> import tempfile, jax.numpy as jnp, jaxfp8
-      >>> folder = tempfile.mkdtemp() + "/model"
-      >>> jaxfp8.checkpoint.save(folder, {"layer.weight": jaxfp8.quantize(jnp.ones((8, 4)))})
-      >>> inspect(folder).rows[0].scale
-      'tensor, float32'
+      path: its path.
+      folder: its files.
+      form: its configuration.
+      planned: how it becomes arrays.
+      values: whether to read all scales, in search of values that `load` refuses.
     """
-    with _collector.paused(), contextlib.closing(Folder(path)) as folder:
-        form = _formats.read(folder.quantization, folder.path)
-        planned = plan(folder, form, unscaled=unscaled)
-        if values:
-            problems = (*planned.problems, *_bad_scales(folder, planned))
-            planned = dataclasses.replace(planned, problems=problems)
-        return summary(folder.path, folder, form, planned)
+    bad = _bad_scales(folder, planned) if values else ()
+    with _collector.paused():
+        layouts = {item.layout for item in planned.items.values()}
+        fields = {layout: _fields(layout) for layout in layouts}
+        rows = [_row(item.name, fields[item.layout]) for item in planned.items.values()]
+        rows += map(_row_of_unread, planned.unread)
+    return CheckpointSummary(
+        path=path,
+        format=_named(form, layouts),
+        files=len(folder.files),
+        rows=tuple(rows),
+        problems=tuple(str(problem) for problem in (*planned.problems, *bad)),
+    )
 
 
 def _bad_scales(folder: Folder, planned: Plan) -> Iterator[CheckpointError]:
@@ -156,39 +144,36 @@ def _bad_scales(folder: Folder, planned: Plan) -> Iterator[CheckpointError]:
                 yield error
 
 
-def summary(path: str, folder: Folder, form: Format, planned: Plan) -> CheckpointSummary:
-    """What was found, as rows."""
-    with _collector.paused():
-        rows = [_row(item) for item in planned.items.values()]
-        rows += map(_row_of_unread, planned.unread)
-    return CheckpointSummary(
-        path=path,
-        format=_named(form, planned),
-        files=len(folder.files),
-        rows=tuple(rows),
-        problems=tuple(str(problem) for problem in planned.problems),
-    )
-
-
-def _named(form: Format, planned: Plan) -> str:
+def _named(form: Format, layouts: Iterable[Layout]) -> str:
     """The format; without a configuration, the writers of its names."""
     if form.name != _formats.BY_TENSORS:
         return form.name
-    eight = (item for item in planned.items.values() if item.scale is not None)
-    writers = sorted({item.writer for item in eight} - {""})
+    writers = sorted({layout.writer for layout in layouts if layout.scale} - {""})
     return f"{form.name}, as {' and '.join(writers)} names them" if writers else form.name
 
 
-def _row(item: Item) -> StoredTensor:
+def _row(name: str, fields: dict[str, Any]) -> StoredTensor:
     """The row of an item. Its fields are put in at once: a frozen class sets one by one."""
-    value, scale = item.value, item.scale
-    zero = item.zero_point is not None
-    words = (item.granularity, item.reason or item.activations)
-    kind = None if scale is None else scale.dtype
-    fields = _fields(str(value.entry), value.shape, value.dtype, kind, zero, *words)
     made = object.__new__(StoredTensor)
-    made.__dict__.update(fields, path=item.name, nbytes=item.nbytes)
+    made.__dict__.update(fields, path=name)
     return made
+
+
+def _fields(layout: Layout) -> dict[str, Any]:
+    """The fields that thousands of rows share."""
+    value, scale, words = layout.value, layout.scale, ""
+    if scale is not None:
+        zero = ", zero point" if layout.zero_point else ""
+        words = f"{layout.granularity}, {scale.dtype.name}{zero}"
+    return {
+        "path": "",  # comes first in a row
+        "stored": str(value.entry),
+        "shape": value.shape,
+        "loads": value.dtype.name if scale is None else "QArray",
+        "scale": words,
+        "note": layout.reason or layout.activations,
+        "nbytes": layout.nbytes,
+    }
 
 
 def _row_of_unread(entry: Entry) -> StoredTensor:
@@ -201,22 +186,6 @@ def _row_of_unread(entry: Entry) -> StoredTensor:
         note="would not load, as said below",
         nbytes=entry.nbytes,
     )
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _fields(
-    stored: str,
-    shape: Shape,
-    dtype: np.dtype,
-    scale: np.dtype | None,
-    zero: bool,
-    granularity: str,
-    note: str,
-) -> dict[str, Any]:
-    """The fields that thousands of rows share."""
-    words = "" if scale is None else f"{granularity}, {scale.name}{', zero point' * zero}"
-    loads = dtype.name if scale is None else "QArray"
-    return {"stored": stored, "shape": shape, "loads": loads, "scale": words, "note": note}
 
 
 def _cells(rows: list[StoredTensor]) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,12 +40,12 @@ class Part(NamedTuple):
         return 0 if self.decode == "one" else self.entry.nbytes
 
 
-class Item(NamedTuple):
-    """The entry of a checkpoint under one name: an array, or a weight with its scale.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """How tensors become an array, or a weight with its scale. Thousands of experts share one.
 
     Attributes:
-      name: its name.
-      value: the values.
+      value: the values, of the first item with this layout.
       scale, zero_point: for a weight in 8 bits; else None.
       tiles: as a `QArray` states them.
       granularity: of the scale, in words; "" for an array.
@@ -53,7 +55,6 @@ class Item(NamedTuple):
       writer: the program that names tensors so; "" for several.
     """
 
-    name: str
     value: Part
     scale: Part | None = None
     zero_point: Part | None = None
@@ -64,22 +65,62 @@ class Item(NamedTuple):
     reason: str = ""
     writer: str = ""
 
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All arrays of it."""
+        parts = (self.value, self.scale, self.zero_point)
+        return tuple(part for part in parts if part is not None)
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Bytes in the files."""
+        return sum(part.nbytes for part in self.parts)
+
+    def item(self, name: str) -> Item:
+        """The first item with this layout."""
+        return Item(name, self, tuple(part.entry for part in self.parts))
+
+
+class Item(NamedTuple):
+    """The entry of a checkpoint under one name.
+
+    Attributes:
+      name: its name.
+      layout: how it is read.
+      entries: the tensors of its parts.
+    """
+
+    name: str
+    layout: Layout
+    entries: tuple[Entry, ...]
+
     @property
     def parts(self) -> list[Part]:
-        """All arrays of it."""
-        return [part for part in (self.value, self.scale, self.zero_point) if part is not None]
+        """All arrays of it: the values, a scale, a zero point."""
+        pairs = zip(self.layout.parts, self.entries, strict=True)
+        return [part._replace(entry=entry) for part, entry in pairs]
+
+    @property
+    def value(self) -> Part:
+        """The values."""
+        return self.parts[0]
+
+    @property
+    def scale(self) -> Part | None:
+        """The scale of a weight in 8 bits."""
+        return self.parts[1] if self.layout.scale else None
+
+    @property
+    def zero_point(self) -> Part | None:
+        """The zero point of a weight in 8 bits."""
+        return self.parts[2] if self.layout.zero_point else None
 
     @property
     def nbytes(self) -> int:
         """Bytes in the files."""
-        scale, zero = self.scale, self.zero_point
-        wide = self.value.nbytes + (scale.nbytes if scale else 0)
-        return wide + (zero.nbytes if zero else 0)
+        return self.layout.nbytes
 
     def struct(self) -> jax.ShapeDtypeStruct | QArray:
         """Shapes and dtypes alone."""
-        if self.scale is None:
-            return self.value.struct
-        zero = None if self.zero_point is None else self.zero_point.struct
-        leaves: tuple = self.value.struct, self.scale.struct, zero
-        return QArray(*leaves, tiles=self.tiles)
+        leaves: Any = [part.struct for part in self.layout.parts]
+        return leaves[0] if len(leaves) == 1 else QArray(*leaves, tiles=self.layout.tiles)

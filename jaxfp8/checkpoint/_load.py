@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxfp8._recipes.selection import Selection, Where, tell, unknown_names
+from jaxfp8._value.errors import message
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.tables import size
@@ -125,9 +126,9 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         """The values of a tensor as the file has them, on the host; `name` is the file's."""
         return self._folder.files[self._folder.entries[name].file].read(self._folder.entries[name])
 
-    def summary(self) -> CheckpointSummary:
-        """What the checkpoint holds, as `inspect` says it."""
-        return summary(self.path, self._folder, self._format, self._plan)
+    def summary(self, *, values: bool = False) -> CheckpointSummary:
+        """What the checkpoint holds, as `inspect` says it; no header is read again."""
+        return summary(self.path, self._folder, self._format, self._plan, values=values)
 
 
 def load(
@@ -219,6 +220,44 @@ def open(
       ['layer.weight'] 36
     """
     return Checkpoint(path, sharding=sharding, dtype=dtype, unscaled=unscaled)
+
+
+def inspect(
+    path: str | os.PathLike[str] | Checkpoint, *, unscaled: bool = False, values: bool = False
+) -> CheckpointSummary:
+    """What a checkpoint holds and how it would load.
+
+    It reads headers, the configuration and zero points. All-zero zero points are left out.
+
+    Args:
+      path: as for `load`; or an open checkpoint, of which no header is read again.
+      unscaled: as for `load`; of an open checkpoint, `open` was told.
+      values: whether to read all scales too. `load` refuses a NaN or infinite one.
+
+    Returns:
+      A `CheckpointSummary`, which prints as a table. What contradicts itself is in its `problems`.
+
+    Raises:
+      CheckpointError: a header, the index or the configuration cannot be read.
+      ValueError: `unscaled` is passed with an open checkpoint.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, jaxfp8
+      >>> folder = tempfile.mkdtemp() + "/model"
+      >>> jaxfp8.checkpoint.save(folder, {"layer.weight": jaxfp8.quantize(jnp.ones((8, 4)))})
+      >>> inspect(folder).rows[0].scale
+      'tensor, float32'
+    """
+    if isinstance(path, Checkpoint):
+        if unscaled:
+            needs, remedy = "its tensors have their meaning already", "pass it to `open` instead"
+            found = "is passed with an open checkpoint"
+            raise ValueError(
+                message("jaxfp8.checkpoint.inspect", "`unscaled`", found, needs, remedy)
+            )
+        return path.summary(values=values)
+    with Checkpoint(path, unscaled=unscaled) as checkpoint:
+        return checkpoint.summary(values=values)
 
 
 def _wanted(checkpoint: Checkpoint, where: Where) -> list[str]:

@@ -60,7 +60,7 @@ class Patterns:
         if module in self._found:
             return self._found[module]
         around, _, last = module.rpartition(".")
-        named = self._named(around)
+        named = self._found[around] if around in self._found else self._named(around)
         if named is None and last in self._names:
             parts = module.split(".")
             for length, entries in self._names[last].items():

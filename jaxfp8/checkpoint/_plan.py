@@ -12,7 +12,7 @@ from jaxfp8.checkpoint import _collector, _dtypes, _names, _weight
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
-from jaxfp8.checkpoint._items import Item, Part
+from jaxfp8.checkpoint._items import Item, Layout, Part
 from jaxfp8.checkpoint._names import Kind
 from jaxfp8.checkpoint._scheme import Format
 from jaxfp8.checkpoint._weight import AGAIN, FP8, INTS, RAW, Group
@@ -57,7 +57,7 @@ def plan(folder: Folder, form: Format, *, unscaled: bool = False) -> Plan:
                 problems.append(error)
                 suspects += [entry for _, entry in tensors]
     items = planning.items
-    read = {part.entry.name for item in items.values() for part in item.parts} if suspects else ()
+    read = {e.name for item in items.values() for e in item.entries} if suspects else ()
     unread = tuple(entry for entry in suspects if entry.name not in read)
     return Plan(items=items, problems=tuple(problems), unread=unread)
 
@@ -65,9 +65,10 @@ def plan(folder: Folder, form: Format, *, unscaled: bool = False) -> Plan:
 def _grouped(entries: Mapping[str, Entry]) -> dict[str, list[tuple[Kind, Entry]]]:
     """The tensors of each weight by its name."""
     groups: dict[str, list[tuple[Kind, Entry]]] = collections.defaultdict(list)
+    kind_of = _names.kind
     for name, entry in entries.items():
         module, _, last = name.rpartition(".")
-        kind = _names.kind(last)
+        kind = kind_of(last)
         weight = name if kind.weight == last else _names.weight_of(module, kind)
         groups[weight].append((kind, entry))
     return groups
@@ -89,8 +90,8 @@ class _Planning:
 
     def __init__(self, folder: Folder, form: Format, unscaled: bool) -> None:
         self.items: dict[str, Item] = {}
-        # By all that the form of a checked weight depends on, the fields that others share with it.
-        self._pairs: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        # By all that the layout of a checked weight depends on.
+        self._pairs: dict[tuple[Any, ...], Layout] = {}
         self._folder, self._form, self._unscaled = folder, form, unscaled
 
     def add(self, name: str, tensors: list[tuple[Kind, Entry]]) -> None:
@@ -105,12 +106,11 @@ class _Planning:
         form = self._form.forms(module), self._form.skips(module) is None
         key = (kind, value.code, value.shape, scale_kind, scale.code, scale.shape, *form)
         if (like := self._pairs.get(key)) is not None:
-            of_value, of_scale, rest = like
-            return self._put(Item(name, Part(value, *of_value), Part(scale, *of_scale), *rest))
+            return self._put(Item(name, like, (value, scale)))
         self._add(name, _by_role(tensors))
         made = self.items.get(name)
-        if made is not None and made.scale is not None and made.scale.entry is scale:
-            self._pairs[key] = made.value[1:], made.scale[1:], made[3:]
+        if made is not None and made.entries == (value, scale):
+            self._pairs[key] = made.layout
 
     def _add(self, name: str, group: Group) -> None:
         for kind, entry in group.get(_names.PART_OF_FEWER_BITS, ()):
@@ -121,7 +121,7 @@ class _Planning:
             like = self._like_a_scale(codes[1]) if _names.SCALE not in group else None
             item = _weight.item(name, codes, group, self._form, self._folder, self._unscaled, like)
             self._put(item)
-            used = [id(part.entry) for part in item.parts]
+            used = [*map(id, item.entries)]
         for role, found in group.items():
             if role == _names.MARK or (used and role in _weight.OWN):
                 continue
@@ -141,7 +141,7 @@ class _Planning:
 
     def _put(self, item: Item) -> None:
         if item.name in self.items:
-            _refuse_twice(item.name, item.value.entry, self.items[item.name].value.entry)
+            _refuse_twice(item.name, item.entries[0], self.items[item.name].entries[0])
         self.items[item.name] = item
 
     def _is_weight(self, name: str, group: Group, kind: Kind, entry: Entry) -> bool:
@@ -193,8 +193,8 @@ class _Planning:
             found = f"is {entry}, of an unread format"
             raise CheckpointError(entry.file, entry.name, found, needs, f"{_UNREAD}, or {RAW}")
         part = Part(entry, _dtypes.BY_CODE[entry.code], entry.shape)
-        name = _names.canonical(entry.name)
-        return Item(name, part, reason=self._why_wide(kind, entry), writer=kind.writer)
+        layout = Layout(part, reason=self._why_wide(kind, entry), writer=kind.writer)
+        return layout.item(_names.canonical(entry.name))
 
     def _like_a_scale(self, entry: Entry) -> str | None:
         """A tensor beside codes that looks like their scale."""

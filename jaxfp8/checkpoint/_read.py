@@ -107,7 +107,7 @@ def _made(
         None if part is None else _array(files, part, _follow(sharding, item.value.shape, part))
         for part in (item.scale, item.zero_point)
     ]
-    return QArray(value, *small, tiles=item.tiles)
+    return QArray(value, *small, tiles=item.layout.tiles)
 
 
 def check_scale(part: Part, values: np.ndarray) -> None:

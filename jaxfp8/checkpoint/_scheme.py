@@ -79,6 +79,10 @@ class Format:
         return {is_table: ordered(is_table) for is_table in (False, True)}
 
     @functools.cached_property
+    def _has_tables(self) -> bool:
+        return any("Embedding" in scheme.classes for scheme in self.schemes)
+
+    @functools.cached_property
     def _skips(self) -> Patterns:
         return Patterns(self.skipped)
 
@@ -87,7 +91,7 @@ class Format:
         for patterns, scheme in self._targeted:
             if patterns.first(module) is not None:
                 return (scheme,)
-        return self._general[_names.is_table(module)]
+        return self._general[self._has_tables and _names.is_table(module)]
 
     def skips(self, module: str) -> str | None:
         """The entry of the skip list for a module, or None."""

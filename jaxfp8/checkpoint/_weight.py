@@ -14,7 +14,7 @@ from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._grain import EXPONENTS, FP8, Grain, grain
 from jaxfp8.checkpoint._header import Entry
-from jaxfp8.checkpoint._items import Item, Part
+from jaxfp8.checkpoint._items import Item, Layout, Part
 from jaxfp8.checkpoint._names import Kind
 from jaxfp8.checkpoint._scheme import Format, Scheme
 
@@ -90,7 +90,8 @@ def item(
     part = Part(scale[1], found.dtype, found.shape, scale[0].decode)
     writer = scale[0].writer or kind.writer
     inputs = (scheme.activations, scheme.inputs)
-    return Item(name, value, part, zero, found.tiles, found.words, *inputs, writer=writer)
+    layout = Layout(value, part, zero, found.tiles, found.words, *inputs, writer=writer)
+    return layout.item(name)
 
 
 def _value(kind: Kind, entry: Entry, group: Group, folder: Folder) -> Part:
@@ -141,7 +142,7 @@ def _one(entry: Entry, found: list[tuple[Kind, Entry]], what: str) -> tuple[Kind
 def _unscaled(name: str, value: Part) -> Item:
     """Codes as values: their scale is 1."""
     one = Part(value.entry, _FLOAT32, (), "one")
-    return Item(name, value, one, None, None, "none in the file: 1", "not stated")
+    return Layout(value, one, None, None, "none in the file: 1", "not stated").item(name)
 
 
 def _forms(value: Part, name: str, form: Format) -> tuple[Scheme, ...]:

@@ -88,3 +88,14 @@ def test_a_cast_without_scales_is_taken_as_it_is_by_the_command_line(tmp_path, c
         value = jaxfp8.dequantize(got[name]) if "up.w" in name else got[name]
         np.testing.assert_array_equal(np.asarray(value, np.float32), exact)
     assert got["norm.weight"].dtype == got["up.bias"].dtype == jnp.bfloat16
+
+
+def test_an_open_checkpoint_is_not_read_again(tmp_path, monkeypatch):
+    """A header of 100,000 tensors takes a second."""
+    src = folder(tmp_path / "m", UP)
+    with checkpoint.open(src) as opened:
+        monkeypatch.setattr("jaxfp8.checkpoint._file.parse", None)
+        assert checkpoint.inspect(opened).rows[0].scale == "channel, float32"
+        assert not checkpoint.inspect(opened, values=True).problems
+        with pytest.raises(ValueError, match="`unscaled` is passed with an open checkpoint"):
+            checkpoint.inspect(opened, unscaled=True)
