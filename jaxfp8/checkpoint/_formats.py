@@ -251,9 +251,10 @@ def _bitsandbytes(config: Mapping[str, Any], path: str) -> Format:
 
 
 def _quanto(config: Mapping[str, Any], path: str) -> Format:
-    kind = {"int8": "int", "float8": "float"}.get(str(config.get("weights")))
+    said = config.get("weights", config.get("weights_dtype"))  # the latter by diffusers
+    kind = {"int8": "int", "float8": "float"}.get(str(said))
     if kind is None:
-        found = f"weights are {config.get('weights')!r}"
+        found = f"weights are {said!r}"
         raise CheckpointError(path, "", found, "int8 or float8 is read", _PUBLISHED)
     activations = str(config.get("activations") or "floats")
     scheme = Scheme(kind=kind, granularity="row", activations=activations)
@@ -410,7 +411,7 @@ _METHODS: dict[str, tuple[Callable[[Mapping[str, Any], str], Format], tuple[str,
             "llm_int8_has_fp16_weight",
         ),
     ),
-    "quanto": (_quanto, ("weights", "activations")),
+    "quanto": (_quanto, ("weights", "weights_dtype", "activations")),
     "gguf": (_gguf, ("family",)),
 }
 # Formats that are not read, and their writers.
@@ -433,4 +434,5 @@ _OTHERS = {
     "metal": "MLX",
     "mlx": "MLX",
     "sinq": "SINQ",
+    "sdnq": "SDNQ of SD.Next",
 }

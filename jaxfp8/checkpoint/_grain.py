@@ -109,6 +109,8 @@ def _candidates(
         stored = [counts, (*batch, n, 1, k, 1)]  # ModelOpt keeps the axes of a tile
         if k == 1:
             stored.append((*batch, n))
+        if block[0] == 1:
+            stored.append((*counts, 1))  # musubi-tuner keeps the axis of a group
         words = f"block {block[0]}x{block[1]}"
         yield _Candidate(words, (*ones, *block), counts, tuple(stored))
 
@@ -128,6 +130,7 @@ def _blocks(shape: Shape, scale: Shape, scale_code: str, scheme: Scheme) -> list
         return []
     if scale_code in EXPONENTS:
         return [_MX, _BLOCK]
+    scale = scale[:-1] if len(scale) > len(shape) and scale[-1] == 1 else scale
     if len(scale) < 2 or 0 in scale[-2:]:
         return [_BLOCK]
     (rows, depth), (n, k) = shape[-2:], scale[-2:]

@@ -158,10 +158,9 @@ class _Planning:
             return True
         if entry.name in self._folder.arrays:
             return False
-        # A table of bytes or a mask needs no scale; the weight of a layer named in the config does.
-        module = _names.module_of(name)
-        forms = self._form.forms(module) if _names.last(name) == "weight" else ()
-        return any(scheme.kind for scheme in forms) and self._form.skips(module) is None
+        # A table of bytes or a mask needs no scale. The weight of a layer does: the config states
+        # the form of some, and leaves the others in floats.
+        return _names.last(name) == "weight" and any(s.kind for s in self._form.schemes)
 
     def _array(self, kind: Kind, entry: Entry, group: Group) -> Item:
         """A tensor other than an 8-bit weight, and the reason."""

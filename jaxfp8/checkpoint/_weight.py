@@ -65,7 +65,7 @@ def item(
     scale = _scale(entry, name, group)
     if scale is None and unscaled and like is None and entry.code in FP8:
         return _unscaled(name, value)
-    forms = _forms(value, name, form)
+    forms = _forms(value, name, form, scale is not None)
     if scale is None:
         _refuse_misfit(value, forms, group)
         refuse_bare(entry, name, like, folder)
@@ -145,19 +145,26 @@ def _unscaled(name: str, value: Part) -> Item:
     return Layout(value, one, None, None, "none in the file: 1", "not stated").item(name)
 
 
-def _forms(value: Part, name: str, form: Format) -> tuple[Scheme, ...]:
+def _forms(value: Part, name: str, form: Format, has_scale: bool) -> tuple[Scheme, ...]:
     """The forms of a weight in the config."""
     module, entry = _names.module_of(name), value.entry
     skipped = form.skips(module)
     if skipped is not None:
         needs = f"the config's {form.skip_key!r} has {skipped!r}, which leaves it in floats"
         remedy = "remove the entry, if the weight is meant to be in 8 bits"
-        _refuse(entry, f"is {entry}", needs, remedy)
+        _refuse_wide(entry, needs, remedy, has_scale)
     forms = form.forms(module)
     if not forms:
         needs = "no group of the config is for its module"
-        _refuse(entry, f"is {entry}", needs, "add it to the config")
+        _refuse_wide(entry, needs, "add it to the config", has_scale)
     return forms
+
+
+def _refuse_wide(entry: Entry, needs: str, remedy: str, has_scale: bool) -> NoReturn:
+    """Refuses codes of a module in floats. Without a scale, no other config would do."""
+    if not has_scale:
+        remedy = _UNSCALED if entry.code in FP8 else f"fetch the file again, or {RAW}"
+    _refuse(entry, f"is {entry}" + " without a scale" * (not has_scale), needs, remedy)
 
 
 @functools.lru_cache(maxsize=1 << 12)

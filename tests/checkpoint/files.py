@@ -82,14 +82,14 @@ def spread(scale, shape, block):
     return scale
 
 
-def compressed(strategy, kind="float", form=None, **weights):
+def compressed(strategy, kind="float", form=None, targets=("Linear",), **weights):
     """The quantization_config of compressed-tensors."""
     return {
         "quant_method": "compressed-tensors",
         "format": form or f"{kind}-quantized",
         "config_groups": {
             "group_0": {
-                "targets": ["Linear"],
+                "targets": list(targets),
                 "weights": {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True}
                 | weights,
                 "input_activations": {"num_bits": 8, "dynamic": True, "strategy": "token"},

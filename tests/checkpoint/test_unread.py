@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checkpoint.files import codes, folder, scales
+from checkpoint.files import codes, compressed, folder, scales
 
 from jaxfp8 import checkpoint
 from jaxfp8.checkpoint import CheckpointError
@@ -18,6 +18,7 @@ METHODS = {
     "HQQ": ({"quant_method": "hqq"}, "HQQ"),
     "EETQ": ({"quant_method": "eetq", "weights": "int8"}, "EETQ"),
     "MLX": ({"group_size": 64, "bits": 8}, "MLX"),
+    "SD.Next": ({"quant_method": "sdnq", "weights_dtype": "int8"}, "SDNQ"),
     "Gaudi": ({"quant_method": "inc"}, "'inc'"),
 }
 
@@ -90,6 +91,23 @@ def test_an_unknown_tensor_beside_experts_is_refused(tmp_path):
     tensors |= {"experts.up_offset": scales((2, 1, 1))}
     with pytest.raises(CheckpointError, match=r"unknown how that changes 'experts\.up'"):
         checkpoint.load(folder(tmp_path / "m", tensors))
+
+
+BNB = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+IN_FLOATS = {
+    "a skip list": BNB | {"llm_int8_skip_modules": ["head"]},
+    "no group": compressed("channel", "int", targets=["re:.*mlp.*"]),
+}
+
+
+@pytest.mark.parametrize("config", IN_FLOATS.values(), ids=IN_FLOATS.keys())
+def test_bare_codes_of_a_layer_in_floats_are_refused(tmp_path, config):
+    path = folder(tmp_path / "m", {"head.weight": INT, "head.mask": INT}, config)
+    with pytest.raises(CheckpointError, match=r"'head.weight' is I8.* without a scale.*raw\(name"):
+        checkpoint.load(path)
+    with checkpoint.open(path) as opened:
+        assert opened.raw("head.weight").tobytes() == INT.tobytes()
+        assert [row.path for row in opened.summary().in_floats] == ["head.mask"]
 
 
 HARMLESS = ["bias", "input_scale", "k_scale", "output_scale", "act_scales", "gate_bias", "lora_A"]

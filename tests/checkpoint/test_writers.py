@@ -116,6 +116,12 @@ WRITTEN = {
         ROWS,
         0,
     ),
+    "optimum-quanto by diffusers": (
+        {"l.weight._data": W8, "l.weight._scale": ROWS},
+        {"quant_method": "quanto", "weights_dtype": "int8", "modules_to_not_convert": ["out"]},
+        ROWS,
+        0,
+    ),
     "torchao, old names": (
         {"l.weight:qdata": W8, "l.weight:scale": ROWS, "l.weight:zero_point": 0 * W8[:, :1]},
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}},
@@ -132,6 +138,12 @@ WRITTEN = {
         {"l.weight": codes((N, K), ml_dtypes.float8_e5m2), "l.scale_weight": ROWS[0, 0]},
         None,
         ROWS[0, 0],
+        0,
+    ),
+    "ComfyUI by musubi-tuner, groups": (
+        {"l.weight": W, "l.scale_weight": GROUPS[..., None], "scaled_fp8": codes(0)},
+        None,
+        spread(GROUPS, (N, K), (1, 50)),
         0,
     ),
     "fp8, rows": (
