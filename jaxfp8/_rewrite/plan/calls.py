@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxfp8._call.library import targets
-from jaxfp8._call.ops import lowering, routes
+from jaxfp8._call.ops import lowering, slower
 from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import casts, graph, sides
@@ -89,20 +89,21 @@ def _of_fused(
         if (objection := int8_compute.why_not(spec)) is not None:
             return Refusal(objection.reason, objection.remedy)
         computed = int8_compute.narrowed(spec)
-    if (refusal := _refusal(computed)) is not None:
+    if (refusal := _refusal(computed, dot.op)) is not None:
         return refusal
     op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
     return Call(computed, spec, product, amax, value, _amax(op, amax))
 
 
-def _refusal(spec: ScaledDotSpec) -> Refusal | None:
+def _refusal(spec: ScaledDotSpec, written: Op) -> Refusal | None:
     """Why a problem is left as written: no kernel takes it here, or XLA is faster than the one."""
     platform = targets.platform()
     if reason := lowering.why_not(spec, platform):
         return Refusal(reason)
-    slower = routes.slower_than_xla(spec, platform)
-    return None if slower is None else Refusal(*slower)
+    in_integers = all(dtypes.is_int8(value.dtype) for value in written.inputs[:2])
+    why = slower.than_xla(spec, platform, in_integers=in_integers)
+    return None if why is None else Refusal(*why)
 
 
 def operand(

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfp8._call.gpu import asked
 from jaxfp8._call.library import targets
-from jaxfp8._call.ops import int8_form, lowering, ragged_call, routes
+from jaxfp8._call.ops import int8_form, lowering, ragged_call, routes, slower
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -163,7 +163,16 @@ def _notes_of(op: Op) -> str:
         for name, side in sides.items()
     ]
     notes += [second_rounding.of_call(op), _epilogue_behind(spec)]
+    if not op.params.get("kernel"):
+        notes.append(_only_saves_memory(spec))
     return "; ".join(filter(None, notes))
+
+
+def _only_saves_memory(spec: ScaledDotSpec | RaggedSpec) -> str:
+    """Whether a call is no faster than XLA's program on the target, and why; "" if it is."""
+    if isinstance(spec, RaggedSpec):
+        return ""
+    return slower.only_saves_memory(spec, targets.platform())
 
 
 def _epilogue_behind(spec: ScaledDotSpec | RaggedSpec) -> str:
@@ -193,6 +202,8 @@ def _notes(site: DotSite) -> str:
         notes.append(granularity.note(name, *axes, eight_bit=side.scaled is not None))
         notes.append(granularity.note_of_multiplied(name) if side.multiplied else "")
     notes.append(second_rounding.of_site(site))
+    if not site.joined and site.captured.compute is None:
+        notes.append(_only_saves_memory(site.captured.spec))
     if site.multiplied:
         notes.append("one launch with another of its input, and the product of both outputs")
     elif site.joined:

@@ -1,0 +1,385 @@
+"""Products that `rewrite` leaves as written: XLA's program for them is faster than the kernel.
+
+`ROWS` is the one table. The first row about a product counts, and tells which run set it. A speed
+is XLA's time for the function as written over the time with the call, so below 1x the call loses.
+H200 and Xeon stand for `python -m jaxfp8 bench --never-slower --quick` of 2026-11-28: an NVIDIA
+H200, and four threads of an Intel Xeon with AMX, jax 0.11.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxfp8._call.gpu import asked, xla_products
+from jaxfp8._call.library import ffi, targets
+from jaxfp8._call.ops import lowering, routes
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
+
+# How a reason begins.
+FASTER = "XLA's program is faster"
+_HOPPER, _BLACKWELL = xla_products.MEASURED_ON, 100
+_MANY = 64  # With more rows, XLA multiplies bfloat16 by AMX soon enough to pay for decoding.
+_LEAVE = "leave it to XLA here"
+_TO_BFLOAT16 = f"convert the float32 operand to bfloat16, or {_LEAVE}"
+_CONSTANT_SCALES = f"use scales that are constant along the contracted axis, or {_LEAVE}"
+_FEWER_ROWS = f"{_LEAVE}, or give it fewer rows"
+_NO_TENSOR_CORES = "has no tensor cores"
+_IN_FLOAT32 = "H100: 4096³ in blocks of 32 with float32 scales took 12.8 ms beside 0.33"
+_SMALL = "is a call of its own, and {p.stored} values save less"
+_FINE = "scales every {p.tile} values of the contracted axis by themselves"
+_MEMORY_ALONE = "8 bits save memory alone"
+
+
+class Slower(NamedTuple):
+    """Why XLA's program for a product is faster than the kernel, and a remedy."""
+
+    reason: str
+    remedy: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """What the table asks of a product.
+
+    Attributes:
+      form: the problem, on a GPU in the form of its kernels.
+      path: the kernel.
+      in_integers: whether XLA's program multiplies integers, rather than floats made of them.
+    """
+
+    form: ScaledDotSpec
+    path: str
+    in_integers: bool
+
+    @property
+    def sides(self) -> tuple[OperandSpec, OperandSpec]:
+        return self.form.lhs, self.form.rhs
+
+    @property
+    def codes(self) -> list[OperandSpec]:
+        """The 8-bit sides."""
+        return [side for side in self.sides if dtypes.is_eight_bit(side.dtype)]
+
+    @property
+    def wide(self) -> str:
+        """The dtype beside 8-bit codes; "" for codes on both sides."""
+        return next((s.dtype for s in self.sides if not dtypes.is_eight_bit(s.dtype)), "")
+
+    @property
+    def lines(self) -> list[int]:
+        """Rows and columns. Rows are the wide side, else the side with fewer lines."""
+        wide = [not dtypes.is_eight_bit(side.dtype) for side in self.sides]
+        counts = [asked.lines(side) for side in self.sides]
+        return counts[::-1] if wide[1] or (not wide[0] and counts[1] < counts[0]) else counts
+
+    @property
+    def rows(self) -> int:
+        return self.lines[0]
+
+    @property
+    def stored(self) -> int:
+        """The values of the larger 8-bit side."""
+        return max(math.prod(side.shape) for side in self.codes)
+
+    @property
+    def batches(self) -> int:
+        return math.prod(self.form.lhs.sizes(self.form.lhs.batch))
+
+    @property
+    def shifted(self) -> bool:
+        return any(side.zero_point for side in self.codes)
+
+    @property
+    def tile(self) -> int:
+        """The least number of contracted values with one scale; 0 if all have one."""
+        return min(map(_tile, filter(_varies, self.sides)), default=0)
+
+    @property
+    def tile_of_floats(self) -> int:
+        """The same without scales that are exponents."""
+        sides = (side for side in self.sides if not side.scale_exponents)
+        return min(map(_tile, filter(_varies, sides)), default=0)
+
+    @property
+    def with_exponents(self) -> int:
+        """How many sides have exponents for scales."""
+        return sum(side.scale_exponents for side in self.sides)
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether the contracted axis of the right side is its last, as in weights [N, K]."""
+        return len(self.form.rhs.shape) - 1 in self.form.rhs.contracting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """Products that XLA computes sooner.
+
+    Attributes:
+      on: the machine: "cuda", "cuda:90" (Hopper), "cuda:100+", or "amx", a CPU.
+      about: whether the row is about a product.
+      does: what its kernel does instead.
+      remedy: what to change.
+      seen: the figures behind the row, and those of the nearest products that stay calls.
+    """
+
+    on: str
+    about: Callable[[_Product], bool]
+    does: str
+    remedy: str = _LEAVE
+    seen: str
+
+
+def _is_fine(p: _Product) -> bool:
+    """Whether scales or zero points make XLA's program more than one kernel."""
+    return p.tile > 0 or p.shifted
+
+
+ROWS = (
+    Row(
+        on="cuda",
+        about=lambda p: p.path == "xla" and "float32" in p.wide and min(p.lines) > 16,
+        does="rounds float32 to TF32, and the product does not",
+        remedy=_TO_BFLOAT16,
+        seen="H200: 8192 x 1536 x 384 took 268 µs beside 72, and 48 x 768 x 768 13 beside 9",
+    ),
+    Row(
+        on="cuda",
+        about=lambda p: p.path == "general" and p.wide == "float32",
+        does=_NO_TENSOR_CORES,
+        remedy=_TO_BFLOAT16,
+        seen=_IN_FLOAT32,
+    ),
+    Row(
+        on="cuda",
+        about=lambda p: p.path == "general" and p.tile > 0,
+        does=_NO_TENSOR_CORES,
+        remedy=_CONSTANT_SCALES,
+        seen=_IN_FLOAT32,
+    ),
+    Row(
+        on="cuda",
+        about=lambda p: p.path == "general",
+        does=_NO_TENSOR_CORES,
+        seen=_IN_FLOAT32,
+    ),
+    Row(
+        on="cuda",
+        about=lambda p: p.path.startswith("cublaslt_") and p.tile_of_floats > 0,
+        does="multiplies every {p.tile_of_floats} values of the contracted axis by themselves",
+        remedy=_CONSTANT_SCALES,
+        seen="H100: int8 in groups of 128 took 3.4 ms for 4096³ beside 0.26; each group passes "
+        "sums through memory, on every GPU",
+    ),
+    Row(
+        on="cuda:100+",
+        about=lambda p: p.path.startswith("cublaslt_") and p.with_exponents == 2,
+        does="decodes both sides",
+        seen="not measured: from Blackwell on cuDNN multiplies blocks of 32 as they are",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: p.path == "cublaslt_wide" and not p.wide and p.with_exponents == 1,
+        does="decodes both sides, as XLA does",
+        remedy=f"give both sides exponents for scales, or {_LEAVE}",
+        seen="H200: codes by MX 0.79x (8 x 512 x 6144 x 4096), 0.90x (4096 x 768 x 3072) and 1.02x "
+        "(8192 x 2112 x 7168)",
+    ),
+    Row(
+        on="cuda",
+        about=lambda p: p.path == asked.WEIGHT_ONLY and bool(p.wide) and p.rows > 256,
+        does="is for up to 256 rows, and these are {p.rows}",
+        remedy=_FEWER_ROWS,
+        seen="H100: with 256 rows it was level with decoding first; each 64 rows decode again",
+    ),
+    Row(
+        on="cuda",
+        about=lambda p: (
+            p.path != asked.WEIGHT_ONLY
+            and bool(p.wide)
+            and p.tile > 0
+            and p.rows > 512
+            and not p.path.startswith("cublaslt_")
+        ),
+        does="is for up to 512 rows, and these are {p.rows}",
+        remedy=_FEWER_ROWS,
+        seen="H100: 256 rows of 14336 x 4096 with scales of 32 took 90 µs beside 150, 4096 rows "
+        "979 beside 688; with 1024 rows and blocks of 128 XLA was 1.08x faster",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: p.path == "decoded_w8a16" and p.rows > 512,
+        does="is for up to 512 rows, and these are {p.rows}",
+        remedy=_FEWER_ROWS,
+        seen="H200: 1024 rows 0.69x (8192 x 2048) and 0.77x (4096 x 14336); 8 x 256 rows 1.17x",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: p.path == asked.WEIGHT_ONLY and p.batches > 1 and p.shifted,
+        does="makes the sums of zero points in each of a batch",
+        seen="H200: 8 rows by 8 weights of 1024 x 8192 took 39 µs beside 28",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: (
+            p.batches > 1
+            and not p.wide
+            and p.stored <= 5 << 20
+            and p.path in ("decoded_w8a16", asked.WEIGHT_ONLY)
+        ),
+        does=_SMALL,
+        seen="H200: batches of 8 0.68x (16 x 384 x 384) and 0.84x (4 x 384 x 1536); by sm90_gemm "
+        "1.04x (16 x 768 x 768); 2.8x (8 x 2048 x 8192)",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: p.batches == 1 and _is_fine(p) and p.stored <= 5 << 19,
+        does=_SMALL,
+        seen="H200: 64 x 3072 x 768 with zero points took 31 µs beside 17, and 128 x 768 x 3072 in "
+        "groups of 128 18 beside 13",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: p.batches == 1 and bool(p.wide) and p.shifted and p.stored <= 8 << 20,
+        does=_SMALL,
+        seen="H200: 1024 x 8192 with zero points 0.73x (16 rows) and 0.78x (1024 rows); from "
+        "7168 x 2048 on 1.3x to 4.7x with up to 64 rows",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: (
+            p.path == "decoded_w8a16"
+            and p.batches == 1
+            and not p.with_exponents
+            and p.stored <= (16 << 20 if p.rows > 1 else 8 << 20)
+        ),
+        does=_SMALL,
+        seen="H200: 0.89x (1 x 2048 x 2048), 0.77x (2 x 2112 x 7168), 0.93x (16 x 7168 x 2048); "
+        "1.14x (1 x 2112 x 7168), 1.16x (1 x 6144 x 4096), 1.06x (64 x 14336 x 4096)",
+    ),
+    Row(
+        on="cuda:90",
+        about=lambda p: (
+            p.batches == 1
+            and bool(p.wide)
+            and p.tile > 0
+            and not p.with_exponents
+            and p.rows > 16
+            and p.lines[1] <= 2112
+        ),
+        does="has few columns to share out",
+        remedy=_CONSTANT_SCALES,
+        seen="H200: 2112 columns 0.87x (48 rows) and 0.89x (128 rows); up to 16 rows of 2048 and "
+        "2112 columns 1.19x to 1.27x; 128 rows of 8192 columns 1.17x",
+    ),
+    Row(
+        on="amx",
+        about=lambda p: p.wide == "bfloat16" and p.shifted and p.rows > _MANY,
+        does="multiplies in float32",
+        remedy=f"use symmetric codes, or {_LEAVE}",
+        seen="Xeon: 0.40x to 0.63x from 128 rows on; 1.01x to 1.62x with 48 and 64 rows",
+    ),
+    Row(
+        on="amx",
+        about=lambda p: bool(p.wide) and 0 < p.tile <= 32 and p.rows > _MANY,
+        does=_FINE,
+        remedy=_CONSTANT_SCALES,
+        seen="Xeon: 0.46x and 0.90x (1024 rows), 0.78x (256) and 0.61x (100) by MX weights; groups "
+        "of 32 with 64 rows 2.9x",
+    ),
+    Row(
+        on="amx",
+        about=lambda p: p.path == "amx_int8" and 0 < p.tile <= 32 and p.rows > 48,
+        does=_FINE,
+        remedy=_CONSTANT_SCALES,
+        seen="Xeon: int8 codes by MX weights 0.65x (64 x 2048 x 8192); groups of 32 with 48 rows "
+        "1.01x",
+    ),
+    Row(
+        on="amx",
+        about=lambda p: p.path == "amx_int8" and p.in_integers and p.in_lines and p.rows > _MANY,
+        does="is no faster than XLA's product of integers",
+        seen="Xeon: programs of int8 by weights [N, K] 0.73x, 0.74x and 0.74x with 256 rows, 0.91x "
+        "to 0.97x with 16; two threads of another Xeon took 1.18x with weights [K, N]",
+    ),
+    Row(
+        on="amx",
+        about=lambda p: (
+            p.path == "amx_bf16"
+            and p.batches == 1
+            and p.tile == 0
+            and p.rows > _MANY
+            and p.stored <= (5 << 19 if _is_int8(p) else 9 << 16)
+        ),
+        does=_SMALL,
+        seen="Xeon: 256 rows of MiniLM 0.76x (int8) and 0.82x (e4m3), of GPT-2 0.87x (int8) and "
+        "1.01x (e4m3); alone, int8 products of these sizes 1.03x to 1.09x; 512 x 768 x 768 in e5m2 "
+        "1.01x, 256 x 768 x 3072 in e4m3 1.36x; programs of Llama 1B 1.4x to 1.7x",
+    ),
+)
+
+
+def than_xla(spec: ScaledDotSpec, platform: str, *, in_integers: bool = False) -> Slower | None:
+    """Why XLA's program for a product is faster than its kernel, for the target.
+
+    The target is the machine at hand, unless the user names another.
+
+    Args:
+      spec: the product.
+      platform: of the target.
+      in_integers: whether XLA's program multiplies integers.
+
+    Returns:
+      None if the kernel is at least as fast, without a kernel, and without a known GPU.
+    """
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    machines = _machines(platform)
+    path = routes.kernel_for(spec, platform) if machines else None
+    if not path:
+        return None
+    form = lowering.as_gpus_read_it(spec) if platform == "cuda" else spec
+    product = _Product(form, path, in_integers)
+    row = next((row for row in ROWS if row.on in machines and row.about(product)), None)
+    return None if row is None else Slower(_reason(row, product, platform), row.remedy)
+
+
+def only_saves_memory(spec: ScaledDotSpec, platform: str) -> str:
+    """A note on a call in a report: whether 8 bits make it faster on the target; "" if so."""
+    if routes.kernel_for(spec, platform) == xla_products.NAME:
+        return f"so small that XLA multiplies it: {_MEMORY_ALONE}"
+    integers = dtypes.is_int8(spec.lhs.dtype) and dtypes.is_int8(spec.rhs.dtype)
+    slower = than_xla(spec, platform, in_integers=integers)
+    return "" if slower is None else f"{slower.reason}: {_MEMORY_ALONE}"
+
+
+def _machines(platform: str) -> set[str]:
+    """The names in the table for the target."""
+    if platform == "cpu":
+        return {"amx"} & set(ffi.cpu_features().split())
+    capability = targets.compute_capability() if platform == "cuda" else None
+    if capability is None:
+        return set()
+    own = {_HOPPER: {"cuda:90"}}.get(capability, set())
+    return {"cuda", *own} | ({"cuda:100+"} if capability >= _BLACKWELL else set())
+
+
+def _reason(row: Row, product: _Product, platform: str) -> str:
+    where, does = "CPU" if platform == "cpu" else "GPU", row.does.format(p=product)
+    kernel = "it" if product.path == xla_products.NAME else f"the kernel for it, `{product.path}`,"
+    return f"{FASTER} on this {where}: {kernel} {does}"
+
+
+def _is_int8(p: _Product) -> bool:
+    return all(dtypes.is_int8(side.dtype) for side in p.codes)
+
+
+def _varies(side: OperandSpec) -> bool:
+    return (side.scale or side.zero_point) and side.scale_varies
+
+
+def _tile(side: OperandSpec) -> int:
+    return math.prod(side.tiles[axis] for axis in side.contracting)
