@@ -112,6 +112,16 @@ def test_a_kind_that_lost_on_a_hopper_stays_as_written(
         assert len(report.matched) == 1, (target, report.missed)
 
 
+@pytest.mark.parametrize("case", ["zero points", "few columns and rows"])
+def test_products_of_one_input_may_share_a_launch_and_stay_calls(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, (fun, (x, *weight)), _ = ON_HOPPER[case]
+    monkeypatch.setattr(ffi, "cuda_paths", lambda *_: {path: ""})
+    both = lambda x, one, other: (fun(x, *one), fun(x, *other))  # noqa: E731
+    assert len(jaxfp8.explain(both, target=HOPPER)(x, weight, weight).matched) == 2
+
+
 def in_integers(rows: int, is_kn: bool = False) -> Case:
     """int8 by int8, summed in int32 and scaled behind the product."""
 
@@ -181,9 +191,9 @@ def test_an_operation_that_only_saves_memory_says_so(monkeypatch: pytest.MonkeyP
     x = array((256, 384), BF16)
     w = jaxfp8.quantize(jnp.ones((384, 64)), channelwise_axes=(1,))
     (call,) = jaxfp8.explain(jaxfp8.matmul)(x, w).calls
-    assert "memory alone" not in call.note
+    assert "save memory" not in call.note
     (call,) = jaxfp8.explain(jaxfp8.matmul, target=HOPPER)(x, w).calls
-    assert call.note == "so small that XLA multiplies it: 8 bits save memory alone"
+    assert call.note == "so small that XLA multiplies it: 8 bits save memory and hardly time"
     monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"amx_bf16": ""})
     monkeypatch.setattr(ffi, "cpu_features", lambda: AMX)
     (call,) = jaxfp8.explain(jaxfp8.matmul)(x, w).calls

@@ -50,13 +50,18 @@ class Refusal:
     remedy: str = "leave it to XLA here; there are kernels for cpu and cuda"
 
 
-def make(product: Product, amax: Amax | None, compute: str | None) -> Call | Refusal:
+def make(
+    product: Product, amax: Amax | None, compute: str | None, shares_input: bool
+) -> Call | Refusal:
     """The call that computes a product (and an amax), or why there is none.
 
-    With `compute="int8"` operands are rounded to int8, as by `compute` of `dot_general`.
+    With `compute="int8"` operands are rounded to int8, as by `compute` of `dot_general`. With
+    `shares_input` another dot reads the same floats.
     """
     fused = _fused(product, amax)
-    return Refusal(fused) if isinstance(fused, str) else _of_fused(fused, product, amax, compute)
+    if isinstance(fused, str):
+        return Refusal(fused)
+    return _of_fused(fused, product, amax, compute, shares_input)
 
 
 def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
@@ -76,7 +81,7 @@ def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
 
 
 def _of_fused(
-    fused: FusedDot, product: Product, amax: Amax | None, compute: str | None
+    fused: FusedDot, product: Product, amax: Amax | None, compute: str | None, shares_input: bool
 ) -> Call | Refusal:
     of_lhs, of_rhs = fused.scales()
     lhs, lhs_operands = operand("lhs", fused.dot.lhs, of_lhs)
@@ -89,20 +94,21 @@ def _of_fused(
         if (objection := int8_compute.why_not(spec)) is not None:
             return Refusal(objection.reason, objection.remedy)
         computed = int8_compute.narrowed(spec)
-    if (refusal := _refusal(computed, dot.op)) is not None:
+    if (refusal := _refusal(computed, dot.op, shares_input)) is not None:
         return refusal
     op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
     return Call(computed, spec, product, amax, value, _amax(op, amax))
 
 
-def _refusal(spec: ScaledDotSpec, written: Op) -> Refusal | None:
+def _refusal(spec: ScaledDotSpec, written: Op, shares_input: bool) -> Refusal | None:
     """Why a problem is left as written: no kernel takes it here, or XLA is faster than the one."""
     platform = targets.platform()
     if reason := lowering.why_not(spec, platform):
         return Refusal(reason)
     in_integers = all(dtypes.is_int8(value.dtype) for value in written.inputs[:2])
-    why = slower.than_xla(spec, platform, in_integers=in_integers)
+    given = {"in_integers": in_integers, "shares_input": shares_input}
+    why = slower.than_xla(spec, platform, **given)
     return None if why is None else Refusal(*why)
 
 

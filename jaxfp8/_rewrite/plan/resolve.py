@@ -8,6 +8,7 @@ ends.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -60,6 +61,7 @@ class _Resolver:
         self.refused: set[Amax] = set()
         self.picked: dict[Value, Value] = {}
         self._calls: dict[tuple[Product, Amax | None], Call | Refusal] = {}
+        self._readers = collections.Counter(v for site in walk.own for v in _floats(site))
 
     def resolve(self, roots: Sequence[Value]) -> Replaced:
         """For each value of a product or maximum that a call gives, the output of the call.
@@ -187,13 +189,19 @@ class _Resolver:
         """The call for a product, made once; or why there is none."""
         key = (product, amax)
         if key not in self._calls:
-            call = calls.make(product, amax, self.compute)
+            shares = any(self._readers[value] > 1 for value in _floats(product.dot.site))
+            call = calls.make(product, amax, self.compute, shares)
             if isinstance(call, Call) and amax is not None and _feeds_itself(call, amax):
                 call = Refusal("its amax is an input of what follows the product")
             if isinstance(call, Call):
                 call = guards.guarded(self.walk, call)
             self._calls[key] = call
         return self._calls[key]
+
+
+def _floats(site: DotSite) -> set[Value]:
+    """The operands of a dot beside its 8-bit data."""
+    return {value for value, fact in site.given if not isinstance(fact, Scaled)}
 
 
 def _feeds_itself(call: Call, amax: Amax) -> bool:
