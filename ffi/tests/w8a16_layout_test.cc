@@ -36,37 +36,47 @@ void CheckBanks(const char* name, int first, int lanes, int words, Offset offset
   Expect(static_cast<int>(banks.size()) == lanes * words, std::string(name) + ": bank conflict");
 }
 
-template <bool kWgmma>
+template <Order kOrder>
 void CheckWeightBanks(int warp, int step, int i) {
-  for (int first = 0; first < 32 && !kWgmma; first += 8) {
-    CheckBanks("[N, K]", first, 8, 4, [&](int lane) {
-      const int depth = DepthOf<false>(lane, step / 4 * 4, 0);
-      return KContiguousOffset<false>(ColumnOf(warp, lane) + i, depth / 16);
+  constexpr bool kWgmma = kOrder == Order::kWgmma;
+  constexpr int kLanes = kOrder == Order::kRuns ? 8 : 16;
+  for (int first = 0; first < 32 && !kWgmma; first += kLanes) {
+    CheckBanks("[N, K]", first, kLanes, 32 / kLanes, [&](int lane) {
+      const int depth = DepthOf<kOrder>(lane, step / (32 / kLanes) * (32 / kLanes), 0);
+      return KContiguousOffset<kOrder>(ColumnOf(warp, lane) + i, depth / 16) + depth % 16;
     });
   }
   for (int t = 0; t < 4 && kWgmma; ++t) {  // lanes 2u and 2u + 1 share a word
-    CheckBanks("[N, K], wgmma", 0, 8, 4,
-               [&](int g) { return KContiguousOffset<true>(ColumnOf(warp, 4 * g + t) + i, step); });
+    CheckBanks("[N, K], wgmma", 0, 8, 4, [&](int g) {
+      return KContiguousOffset<kOrder>(ColumnOf(warp, 4 * g + t) + i, step);
+    });
   }
   CheckBanks("[K, N]", 0, 32, 1, [&](int lane) {
     const int column = ColumnOf(warp, lane);
-    return MnMajorOffset<kWgmma>(DepthOf<kWgmma>(lane, step, i), column / 16) + column % 16;
+    return MnMajorOffset<kOrder>(DepthOf<kOrder>(lane, step, i), column / 16) + column % 16;
   });
+}
+
+template <Order kOrder>
+void CheckActivationBanks(int step) {
+  for (int first = 0; first < 32; first += 8) {
+    CheckBanks("activations", first, 8, 4, [&](int lane) {
+      const int chunk = DepthOf<kOrder>(lane, step / 2 * 2, 0) / 8;
+      return ActivationOffset<kOrder>(ActivationRowOf(lane, 0), chunk);
+    });
+  }
 }
 
 void CheckAllBanks() {
   for (int warp = 0; warp < kWarps; ++warp) {
     for (int step = 0; step < 8; ++step) {
       for (int i = 0; i < 4; ++i) {
-        CheckWeightBanks<false>(warp, step, i);
-        CheckWeightBanks<true>(warp, step, i);
+        CheckWeightBanks<Order::kRuns>(warp, step, i);
+        CheckWeightBanks<Order::kBlocks>(warp, step, i);
+        CheckWeightBanks<Order::kWgmma>(warp, step, i);
       }
-      for (int first = 0; first < 32; first += 8) {
-        CheckBanks("activations", first, 8, 4, [&](int lane) {
-          const int chunk = DepthOf<false>(lane, step / 2 * 2, 0) / 8;
-          return ActivationOffset(ActivationRowOf(lane, 0), chunk);
-        });
-      }
+      CheckActivationBanks<Order::kRuns>(step);
+      CheckActivationBanks<Order::kBlocks>(step);
     }
   }
   for (int first = 0; first < 32; first += 8) {
@@ -76,7 +86,7 @@ void CheckAllBanks() {
 }
 
 // The steps of a warp cover every depth of the tile once, and its lanes every column and row once.
-template <bool kWgmma>
+template <Order kOrder>
 void CheckCoverage() {
   std::multiset<std::pair<int, int>> weights;
   std::multiset<std::pair<int, int>> acc;
@@ -84,7 +94,7 @@ void CheckCoverage() {
     for (int lane = 0; lane < 32; ++lane) {
       for (int column = 0; column < 4; ++column) {
         for (int i = 0; i < 32; ++i) {
-          weights.insert({ColumnOf(warp, lane) + column, DepthOf<kWgmma>(lane, i / 4, i % 4)});
+          weights.insert({ColumnOf(warp, lane) + column, DepthOf<kOrder>(lane, i / 4, i % 4)});
         }
         for (int i = 0; i < 16; ++i) {
           acc.insert({ColumnOf(warp, lane) + column, RowOf(lane, i / 2) + i % 2});
@@ -145,16 +155,18 @@ uint8_t CodeAt(int column, int depth) {
 int ActivationAt(int row, int depth) { return (row * 5 + depth * 3) % 17 - 8; }
 
 // Where activation chunks of an 8-row tile lie.
-template <bool kWgmma>
+template <Order kOrder>
 int OffsetOf(int row, int chunk) {
-  return kWgmma ? WgmmaActivationOffset(8, row, chunk) : ActivationOffset(row, chunk);
+  return kOrder == Order::kWgmma ? WgmmaActivationOffset(8, row, chunk)
+                                 : ActivationOffset<kOrder>(row, chunk);
 }
 
 // The activations that a lane multiplies in a step: two pairs of depths of one row.
-template <DType kActivation, bool kWgmma>
+template <DType kActivation, Order kOrder>
 void LoadActivations(const uint8_t* activations, int lane, int step, uint32_t (&to)[2]) {
+  constexpr bool kWgmma = kOrder == Order::kWgmma;
   Vector16 rows = {};
-  if constexpr (!kWgmma) rows = LoadTwoSteps<kActivation>(activations, lane, 0, step / 2);
+  if constexpr (!kWgmma) rows = LoadTwoSteps<kActivation, kOrder>(activations, lane, 0, step / 2);
   for (int p = 0; p < 2; ++p) {
     // Where wgmma reads: the descriptor's address, and bits 4 to 6 XORed with bits 7 to 9.
     int at = step / 4 * 1024 + step % 4 * 32 + lane / 4 * 128 + p * 16 + lane % 4 * 4;
@@ -165,7 +177,7 @@ void LoadActivations(const uint8_t* activations, int lane, int step, uint32_t (&
 }
 
 // Multiplies a tile of integers, whose sums are exact, through shared memory as the kernel does.
-template <DType kActivation, bool kMnMajor, bool kWgmma>
+template <DType kActivation, bool kMnMajor, Order kOrder>
 void CheckTileProduct() {
   constexpr DType kWide = WideOf(kActivation);
   constexpr int kSize = SizeOf(kActivation);
@@ -173,14 +185,14 @@ void CheckTileProduct() {
   alignas(16) static uint8_t weights[kWeightBytes], activations[8 * 256];
   for (int depth = 0; depth < kTileDepth; ++depth) {
     for (int column = 0; column < kTileColumns; ++column) {
-      const int offset = kMnMajor ? MnMajorOffset<kWgmma>(depth, column / 16) + column % 16
-                                  : KContiguousOffset<kWgmma>(column, depth / 16) + depth % 16;
+      const int offset = kMnMajor ? MnMajorOffset<kOrder>(depth, column / 16) + column % 16
+                                  : KContiguousOffset<kOrder>(column, depth / 16) + depth % 16;
       weights[offset] = CodeAt(column, depth);
     }
     for (int row = 0; row < 8; ++row) {
       const auto value = static_cast<float>(ActivationAt(row, depth));
       const Bits<kActivation> bits = Encode<kActivation>(value);
-      auto* at = activations + OffsetOf<kWgmma>(row, depth / 8) + depth % 8 * kSize;
+      auto* at = activations + OffsetOf<kOrder>(row, depth / 8) + depth % 8 * kSize;
       for (int i = 0; i < kSize; ++i) at[i] = static_cast<uint8_t>(bits >> (8 * i));
     }
   }
@@ -193,10 +205,10 @@ void CheckTileProduct() {
           params.zero_addend[j] =
               D::ZeroPointAddend(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points
         }
-        const Codes codes = LoadCodes<kMnMajor, kWgmma>(weights, 32 * w + lane, step / 4);
+        const Codes codes = LoadCodes<kMnMajor, kOrder>(weights, 32 * w + lane, step / 4);
         DecodeStep<D, kMnMajor, true>(codes.values[step % 4], params, D::SignFlip(DType::kS8),
                                       warp.a[lane]);
-        LoadActivations<kActivation, kWgmma>(activations, lane, step, warp.b[lane]);
+        LoadActivations<kActivation, kOrder>(activations, lane, step, warp.b[lane]);
       }
       warp.Multiply<kWide>();
     }
@@ -237,18 +249,19 @@ void CheckNaN() {
   }
 }
 
-template <bool kWgmma>
+template <Order kOrder>
 void CheckMaps() {
-  CheckTile("[N, K]", kWeightRows, kWeightChunks, KContiguousOffset<kWgmma>);
-  CheckTile("[K, N]", kWeightRows, kWeightChunks, MnMajorOffset<kWgmma>);
-  CheckCoverage<kWgmma>();
-  CheckTileProduct<DType::kBF16, false, kWgmma>();
-  CheckTileProduct<DType::kBF16, true, kWgmma>();
-  CheckTileProduct<DType::kF16, false, kWgmma>();
-  CheckTileProduct<DType::kF16, true, kWgmma>();
-  if constexpr (!kWgmma) {
-    CheckTileProduct<DType::kE4M3, false, false>();
-    CheckTileProduct<DType::kE4M3, true, false>();
+  CheckTile("[N, K]", kWeightRows, kWeightChunks, KContiguousOffset<kOrder>);
+  CheckTile("[K, N]", kWeightRows, kWeightChunks, MnMajorOffset<kOrder>);
+  CheckCoverage<kOrder>();
+  CheckTileProduct<DType::kBF16, false, kOrder>();
+  CheckTileProduct<DType::kBF16, true, kOrder>();
+  CheckTileProduct<DType::kF16, false, kOrder>();
+  CheckTileProduct<DType::kF16, true, kOrder>();
+  if constexpr (kOrder != Order::kWgmma) {
+    CheckTile("activations", 64, kActivationChunks, ActivationOffset<kOrder>);
+    CheckTileProduct<DType::kE4M3, false, kOrder>();
+    CheckTileProduct<DType::kE4M3, true, kOrder>();
   }
 }
 
@@ -257,11 +270,11 @@ void CheckMaps() {
 
 int main() {
   using namespace jaxfp8::cuda::w8a16;
-  CheckTile("activations", 64, kActivationChunks, ActivationOffset);
   CheckTile("activations, wgmma", 64, kActivationChunks,
             [](int row, int chunk) { return WgmmaActivationOffset(64, row, chunk); });
-  CheckMaps<false>();
-  CheckMaps<true>();
+  CheckMaps<Order::kRuns>();
+  CheckMaps<Order::kBlocks>();
+  CheckMaps<Order::kWgmma>();
   CheckAllBanks();
   CheckPicks();
   CheckNaN<false>();

@@ -46,6 +46,23 @@ __device__ __forceinline__ float ScaleOf(ScaleForm form, uint32_t stored) {
   }
 }
 
+// Calls `run.template operator()<kForm>()`: one branch for any number of scales.
+template <typename F>
+__device__ __forceinline__ void WithForm(ScaleForm form, F&& run) {
+  switch (form) {
+    case ScaleForm::kF32:
+      return run.template operator()<ScaleForm::kF32>();
+    case ScaleForm::kRounded:
+      return run.template operator()<ScaleForm::kRounded>();
+    case ScaleForm::kBF16:
+      return run.template operator()<ScaleForm::kBF16>();
+    case ScaleForm::kE8M0:
+      return run.template operator()<ScaleForm::kE8M0>();
+    default:
+      return run.template operator()<ScaleForm::kF16>();
+  }
+}
+
 #endif  // __CUDACC__
 
 }  // namespace jaxfp8::cuda

@@ -1,18 +1,16 @@
-// Multiplies a stage of `sm80_w8a16` whose scales change every 32 of K, or 64.
+// Sums of `sm80_w8a16` whose scales change every 32 of K, or 64 (fine_scales.cuh).
 //
-//   K of a stage:  | 32 | 32 | 32 | 32 |     two steps of 16 each
-//                  acc = the products of two steps           tensor cores
-//                  scaled_acc += acc * scale
+//   wgmma, half a stage      two fragments of columns, m, and two blocks of 32
 //
-// So each sum of 32 is exact in float32 before it is scaled, whatever form its scale has. Weights
-// and activations lie as wgmma needs them, whose steps are 16 neighbours of K. `mma.sync` reads the
-// same activations by words.
+//     decode    0 | 1 .................. |
+//     multiply    | m0 m1 of 0 | m0 of 1 | m1 of 1 |       each a group of instructions
+//     scale                    | m0 of 0 | m1 of 0 | m0 of 1 | m1 of 1
 
 #pragma once
 
-#include "cuda/kernels/common/mma.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
 #include "cuda/kernels/sm80_w8a16/fine_scales.cuh"
+#include "cuda/kernels/sm80_w8a16/mma_stage.cuh"
 #include "cuda/kernels/sm80_w8a16/pipeline.cuh"
 #include "cuda/kernels/sm80_w8a16/wgmma_stage.cuh"
 
@@ -34,108 +32,49 @@ __device__ __forceinline__ void DecodeBlock(const Arguments& a, const Codes& cod
   if constexpr (D::kFlagsNaN) {
     if (special) InsertNaN<D, kMnMajor>(codes, to[0]);
   }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) PinRegister(to[i / 8][i / 4 % 2][i % 4]);
 }
 
-// scaled_acc += acc * scales, for 32 of K.
-//   block  of the stage
-template <class D, bool kMnMajor, int kRowFragments>
-__device__ __forceinline__ void AddScaled(const Arguments& a, const uint8_t* slots, int block,
-                                          const Accumulators<kRowFragments>& acc,
-                                          Accumulators<kRowFragments>& scaled_acc) {
-  float scale[4];
-  FineScaleLoader<kMnMajor>::Read(a, slots, block, scale);
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int n = 0; n < kRowFragments; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        // The factor comes first: factor * scale could overflow where the scaled sum does not.
-        const float sum =
-            D::kFactor == 1.0f ? acc.values[m][n][i] : acc.values[m][n][i] * D::kFactor;
-        scaled_acc.values[m][n][i] += sum * scale[2 * m + i / 2];
-      }
-    }
-  }
-}
-
-// The products of 32 of K, by the instruction of a warp.
+// Begins the products of 32 of K for a fragment of columns.
 template <DType kWide, int kRowFragments>
-__device__ __forceinline__ void MultiplyBlock(const TwoSteps& fragments, const uint8_t* activations,
-                                              int block, Accumulators<kRowFragments>& acc) {
-  const int lane = threadIdx.x % 32;
-  acc = {};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int chunk = 2 * (2 * block + i);
-#pragma unroll
-    for (int n = 0; n < kRowFragments; ++n) {
-      const int row = ActivationRowOf(lane, n);
-      uint32_t words[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int at = WgmmaActivationOffset(8 * kRowFragments, row, chunk + h) + lane % 4 * 4;
-        words[h] = *reinterpret_cast<const uint32_t*>(activations + at);
-      }
-#pragma unroll
-      for (int m = 0; m < 2; ++m) Mma<kWide>(acc.values[m][n], fragments[i][m], words[0], words[1]);
-    }
-  }
-}
-
-// Begins the same by the instruction of four warps.
-template <DType kWide, int kRowFragments>
-__device__ __forceinline__ void BeginBlock(TwoSteps& fragments, uint32_t activations, int block,
-                                           Accumulators<kRowFragments>& acc) {
-  constexpr int kHalfBytes = 8 * kRowFragments * 128;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) PinRegister(fragments[i / 8][i / 4 % 2][i % 4]);
+__device__ __forceinline__ void BeginBlock(const TwoSteps& fragments, int m, uint32_t activations,
+                                           float (&acc)[kRowFragments][4]) {
   WgmmaFence();
-  const uint32_t from = activations + block / 2 * kHalfBytes + block % 2 * 64;
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    Wgmma<kWide, kRowFragments, false>(acc.values[m], fragments[0][m],
-                                       SwizzledMatrixDescriptor(from));
-  }
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    Wgmma<kWide, kRowFragments>(acc.values[m], fragments[1][m],
-                                SwizzledMatrixDescriptor(from + 32));
-  }
+  Wgmma<kWide, kRowFragments, false>(acc, fragments[0][m], SwizzledMatrixDescriptor(activations));
+  Wgmma<kWide, kRowFragments>(acc, fragments[1][m], SwizzledMatrixDescriptor(activations + 32));
   WgmmaCommit();
 }
 
-// scaled_acc += the products of a stage. With wgmma the second 32 of K are decoded while the first
-// are multiplied.
+// scaled_acc += the products of a stage, by wgmma.
 template <class D, DType kWide, bool kMnMajor, int kRowFragments>
-__device__ __forceinline__ void MultiplyFineStage(const Arguments& a, const uint8_t* weights,
-                                                  const ColumnFactors& params,
-                                                  Accumulators<kRowFragments>& scaled_acc) {
-  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
-  const uint8_t* activations = weights + kWeightBytes;
+__device__ __forceinline__ void MultiplyFineStageWgmma(const Arguments& a, const uint8_t* weights,
+                                                       const uint8_t* activations,
+                                                       const ColumnFactors& params,
+                                                       Accumulators<kRowFragments>& scaled_acc) {
   const uint8_t* slots = activations + ActivationBytes(kRowFragments);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    const Codes codes = LoadCodes<kMnMajor, true>(weights, threadIdx.x, half);
+    const uint32_t from = SharedAddress(activations) + half * 8 * kRowFragments * 128;
+    const Codes codes = LoadCodes<kMnMajor, Order::kWgmma>(weights, threadIdx.x, half);
+    const FineScales<kMnMajor> scales(slots, half);
     const bool special = WarpHasSpecials<D>(codes);
     Accumulators<kRowFragments> acc;
     TwoSteps fragments[2];
     DecodeBlock<D, kMnMajor>(a, codes, special, 0, params, fragments[0]);
-    if constexpr (kWgmma) {
-      const uint32_t from = SharedAddress(activations);
-      BeginBlock<kWide>(fragments[0], from, 2 * half, acc);
-      DecodeBlock<D, kMnMajor>(a, codes, special, 1, params, fragments[1]);
-      WgmmaWait<0>();
-      AddScaled<D, kMnMajor>(a, slots, 2 * half, acc, scaled_acc);
-      BeginBlock<kWide>(fragments[1], from, 2 * half + 1, acc);
-      WgmmaWait<0>();
-    } else {
-      MultiplyBlock<kWide>(fragments[0], activations, 2 * half, acc);
-      AddScaled<D, kMnMajor>(a, slots, 2 * half, acc, scaled_acc);
-      DecodeBlock<D, kMnMajor>(a, codes, special, 1, params, fragments[1]);
-      MultiplyBlock<kWide>(fragments[1], activations, 2 * half + 1, acc);
+    BeginBlock<kWide>(fragments[0], 0, from, acc.values[0]);
+    BeginBlock<kWide>(fragments[0], 1, from, acc.values[1]);
+    DecodeBlock<D, kMnMajor>(a, codes, special, 1, params, fragments[1]);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      WgmmaWait<1>();
+      scales.Add(0, m, D::kFactor, acc.values[m], scaled_acc.values[m]);
+      BeginBlock<kWide>(fragments[1], m, from + 64, acc.values[m]);
     }
-    AddScaled<D, kMnMajor>(a, slots, 2 * half + 1, acc, scaled_acc);
+    WgmmaWait<1>();
+    scales.Add(1, 0, D::kFactor, acc.values[0], scaled_acc.values[0]);
+    WgmmaWait<0>();
+    scales.Add(1, 1, D::kFactor, acc.values[1], scaled_acc.values[1]);
   }
 }
 
@@ -144,7 +83,11 @@ template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void AccumulateFine(const Arguments& a, const BlockTile& tile,
                                                uint8_t* stages,
                                                Accumulators<kRowFragments>& scaled_acc) {
-  Pipeline<kActivation, kMnMajor, kRowFragments, true, true> pipeline(a, tile, blockIdx.y, stages);
+  constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
+  using Scales = FineScales<kMnMajor>;
+  constexpr Order kOrder = kWgmma ? Order::kWgmma : Scales::kOrder;
+  Pipeline<kActivation, kMnMajor, kRowFragments, kOrder, true> pipeline(a, tile, blockIdx.y,
+                                                                        stages);
   ColumnFactors params = {};
   if constexpr (D::kInteger) {
 #pragma unroll
@@ -153,7 +96,13 @@ __device__ __forceinline__ void AccumulateFine(const Arguments& a, const BlockTi
 #pragma unroll 1
   for (int32_t depth_tile = blockIdx.y; depth_tile < a.schedule.depth_tiles;
        depth_tile += a.schedule.split) {
-    MultiplyFineStage<D, kActivation, kMnMajor>(a, pipeline.Next(), params, scaled_acc);
+    const uint8_t* weights = pipeline.Next();
+    const uint8_t* activations = weights + kWeightBytes;
+    if constexpr (kWgmma) {
+      MultiplyFineStageWgmma<D, kActivation, kMnMajor>(a, weights, activations, params, scaled_acc);
+    } else {
+      MultiplyStage<D, kActivation, kMnMajor, Scales>(a, weights, activations, params, scaled_acc);
+    }
   }
 }
 

@@ -3,7 +3,8 @@
 //   weights, [N, K]: a column has 128 codes        weights, [K, N]: a depth has 128 codes
 //     column c    | 16 codes |  LDS.128              depth k    | 4 codes |  LDS.32
 //     column c+1  | 16 codes |  per lane             depth k+1  | 4 codes |  per lane, 16 times
-//     ...          for wgmma 8 times 2 codes, LDS.U16         ...
+//     ...     by kBlocks twice 8 codes, LDS.64                ...
+//             by kWgmma 8 times 2 codes, LDS.U16
 //        |                                              |
 //        +--> Codes: 4 columns x 16 depths of a lane <--+
 //                |  PickBytes: two codes of a column at depths 2p, 2p + 1 into a word
@@ -27,6 +28,9 @@ namespace jaxfp8::cuda::w8a16 {
 struct alignas(16) Vector16 {
   uint32_t words[4];
 };
+struct alignas(8) Vector8 {
+  uint32_t words[2];
+};
 
 // Scales and zero points of a lane's four columns, for one scale block.
 struct ColumnFactors {
@@ -47,7 +51,7 @@ struct Codes {
 };
 
 // Loads the codes of a lane for one half of a stage's K.
-template <bool kMnMajor, bool kWgmma>
+template <bool kMnMajor, Order kOrder>
 JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
   const int lane = thread % 32, column = ColumnOf(thread / 32, lane);
   Codes codes;
@@ -55,34 +59,38 @@ JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
     const int step = 4 * half + j;
     for (int i = 0; i < 4; ++i) {
       if constexpr (kMnMajor) {
-        const int depth = DepthOf<kWgmma>(lane, step, i);
-        const int offset = MnMajorOffset<kWgmma>(depth, column / 16) + column % 16;
+        const int depth = DepthOf<kOrder>(lane, step, i);
+        const int offset = MnMajorOffset<kOrder>(depth, column / 16) + column % 16;
         codes.values[j][i] = *reinterpret_cast<const uint32_t*>(weights + offset);
-      } else if constexpr (kWgmma) {
-        const int offset = KContiguousOffset<true>(column + i, step) + DepthOf<true>(lane, 0, 0);
+      } else if constexpr (kOrder == Order::kWgmma) {
+        const int offset =
+            KContiguousOffset<kOrder>(column + i, step) + DepthOf<kOrder>(lane, 0, 0);
         const auto* from = reinterpret_cast<const uint16_t*>(weights + offset);
         codes.values[j][i] = from[0] | static_cast<uint32_t>(from[4]) << 16;
       }
     }
-    if constexpr (!kMnMajor && !kWgmma) {
+    if constexpr (!kMnMajor && kOrder == Order::kRuns) {
       const int offset =
-          KContiguousOffset<false>(column + j, DepthOf<false>(lane, 4 * half, 0) / 16);
+          KContiguousOffset<kOrder>(column + j, DepthOf<kOrder>(lane, 4 * half, 0) / 16);
       const Vector16 run = *reinterpret_cast<const Vector16*>(weights + offset);
       for (int i = 0; i < 4; ++i) codes.values[i][j] = run.words[i];
+    }
+    for (int pair = 0; !kMnMajor && kOrder == Order::kBlocks && pair < 2; ++pair) {
+      const int depth = DepthOf<kOrder>(lane, 4 * half + 2 * pair, 0);
+      const int offset = KContiguousOffset<kOrder>(column + j, depth / 16) + depth % 16;
+      const Vector8 run = *reinterpret_cast<const Vector8*>(weights + offset);
+      for (int i = 0; i < 2; ++i) codes.values[2 * pair + i][j] = run.words[i];
     }
   }
   return codes;
 }
 
-struct alignas(8) Vector8 {
-  uint32_t words[2];
-};
-
 // The activations of a lane for steps 2 * pair and 2 * pair + 1 of mma.sync, two words each.
-template <DType kActivation>
+template <DType kActivation, Order kOrder>
 JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int fragment, int pair) {
-  const int chunk = DepthOf<false>(lane, 2 * pair, 0) / 8;
-  const uint8_t* from = activations + ActivationOffset(ActivationRowOf(lane, fragment), chunk);
+  const int chunk = DepthOf<kOrder>(lane, 2 * pair, 0) / 8;
+  const uint8_t* from =
+      activations + ActivationOffset<kOrder>(ActivationRowOf(lane, fragment), chunk);
   if constexpr (!IsFloat8(kActivation)) return *reinterpret_cast<const Vector16*>(from);
   const Vector8 codes = *reinterpret_cast<const Vector8*>(from);
   Vector16 values;

@@ -66,8 +66,8 @@ __device__ __forceinline__ void CopyChunk(uint32_t to, const uint8_t* from, int 
 // computing them anew would cost as much as the arithmetic.
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
-//   kWgmma         activations lie in shared memory as wgmma needs them
-template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
+//   kOrder         of depths: where chunks lie in shared memory
+template <DType kActivation, bool kMnMajor, int kRowFragments, Order kOrder>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Arguments& a, const BlockTile& tile, int32_t depth_tile) {
@@ -125,12 +125,13 @@ class Loader {
   }
   __device__ __forceinline__ static int ActivationRow() { return threadIdx.x / kActivationChunks; }
   __device__ __forceinline__ static uint32_t WeightOffset(int row) {
-    return kMnMajor ? MnMajorOffset<kWgmma>(row, WeightChunk())
-                    : KContiguousOffset<kWgmma>(row, WeightChunk());
+    return kMnMajor ? MnMajorOffset<kOrder>(row, WeightChunk())
+                    : KContiguousOffset<kOrder>(row, WeightChunk());
   }
   __device__ __forceinline__ static uint32_t ActivationOffset(int row) {
-    return kWgmma ? WgmmaActivationOffset(8 * kRowFragments, row, ActivationChunk())
-                  : w8a16::ActivationOffset(row, ActivationChunk());
+    return kOrder == Order::kWgmma
+               ? WgmmaActivationOffset(8 * kRowFragments, row, ActivationChunk())
+               : w8a16::ActivationOffset<kOrder>(row, ActivationChunk());
   }
   // Columns of the weights from the thread's first on.
   __device__ __forceinline__ int ColumnsLeft() const {

@@ -72,7 +72,8 @@ __device__ __forceinline__ void Accumulate(const JointArguments& parts, const Ar
   constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
   const int32_t end = a.schedule.depth_tiles, step = a.schedule.split;
   int32_t depth_tile = rank;
-  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, tile, depth_tile, stages);
+  constexpr Order kOrder = kWgmma ? Order::kWgmma : NoScales::kOrder;
+  Pipeline<kActivation, kMnMajor, kRowFragments, kOrder> pipeline(a, tile, depth_tile, stages);
   if constexpr (kLaunch == Launch::kGated) {
     FetchEpilogue(parts.of[0]), FetchEpilogue(parts.of[1]);
   }
@@ -94,7 +95,7 @@ __device__ __forceinline__ void Accumulate(const JointArguments& parts, const Ar
         MultiplyStageWgmma<D, kActivation, kMnMajor>(a, weights, SharedAddress(activations), params,
                                                      acc);
       } else {
-        MultiplyStage<D, kActivation, kMnMajor>(a, weights, activations, params, acc);
+        MultiplyStage<D, kActivation, kMnMajor, NoScales>(a, weights, activations, params, acc);
       }
     }
     ScaleAccumulators(params, a.scale_form, D::kFactor, acc, scaled_acc);

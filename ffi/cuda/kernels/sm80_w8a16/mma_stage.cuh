@@ -12,41 +12,63 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/mma.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/fine_scales.cuh"
 #include "cuda/kernels/sm80_w8a16/fragments.h"
 
 namespace jaxfp8::cuda::w8a16 {
 
-// acc += the products of half a stage.
-//   half           a half of the stage's K, 0 or 1
-//   kActivation    type of the activations
+// acc += the products of two steps, 32 of K.
+//   pair           of steps, of the two in half a stage
+//   rows           the activations of the steps
+//   kWide          type that is multiplied
 //   kFullDecode    see `Decoder::Decode`
 //   kRowFragments  rows of the tile in units of 8
-template <class D, DType kActivation, bool kMnMajor, bool kFullDecode, int kRowFragments>
-__device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t* activations,
-                                              int half, const ColumnFactors& params,
-                                              uint32_t sign_flip,
-                                              float (&acc)[2][kRowFragments][4]) {
-  const int lane = threadIdx.x % 32;
+template <class D, DType kWide, bool kMnMajor, bool kFullDecode, int kRowFragments>
+__device__ __forceinline__ void MultiplyTwoSteps(const Codes& codes, int pair,
+                                                 const Vector16 (&rows)[kRowFragments],
+                                                 const ColumnFactors& params, uint32_t sign_flip,
+                                                 float (&acc)[2][kRowFragments][4]) {
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    Vector16 rows[kRowFragments];  // the activations of two steps
+  for (int in_pair = 0; in_pair < 2; ++in_pair) {
+    uint32_t fragments[2][4];
+    DecodeStep<D, kMnMajor, kFullDecode>(codes.values[2 * pair + in_pair], params, sign_flip,
+                                         fragments);
 #pragma unroll
     for (int n = 0; n < kRowFragments; ++n) {
-      rows[n] = LoadTwoSteps<kActivation>(activations, lane, n, 2 * half + pair);
-    }
 #pragma unroll
-    for (int in_pair = 0; in_pair < 2; ++in_pair) {
-      uint32_t fragments[2][4];
-      DecodeStep<D, kMnMajor, kFullDecode>(codes.values[2 * pair + in_pair], params, sign_flip,
-                                           fragments);
-#pragma unroll
-      for (int n = 0; n < kRowFragments; ++n) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          Mma<WideOf(kActivation)>(acc[m][n], fragments[m], rows[n].words[2 * in_pair],
-                                   rows[n].words[2 * in_pair + 1]);
-        }
+      for (int m = 0; m < 2; ++m) {
+        Mma<kWide>(acc[m][n], fragments[m], rows[n].words[2 * in_pair],
+                   rows[n].words[2 * in_pair + 1]);
       }
+    }
+  }
+}
+
+// acc += the products of half a stage.
+//   half    a half of the stage's K, 0 or 1
+//   scales  scale the sums of two steps if they are fine
+template <class D, DType kActivation, bool kMnMajor, bool kFullDecode, int kRowFragments,
+          class Scales>
+__device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t* activations,
+                                              int half, const ColumnFactors& params,
+                                              uint32_t sign_flip, const Scales& scales,
+                                              float (&acc)[2][kRowFragments][4]) {
+  constexpr DType kWide = WideOf(kActivation);
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    Vector16 rows[kRowFragments];
+#pragma unroll
+    for (int n = 0; n < kRowFragments; ++n) {
+      rows[n] = LoadTwoSteps<kActivation, Scales::kOrder>(activations, threadIdx.x % 32, n,
+                                                          2 * half + pair);
+    }
+    if constexpr (Scales::kFine) {
+      float sums[2][kRowFragments][4] = {};
+      MultiplyTwoSteps<D, kWide, kMnMajor, kFullDecode>(codes, pair, rows, params, sign_flip, sums);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) scales.Add(pair, m, D::kFactor, sums[m], acc[m]);
+    } else {
+      MultiplyTwoSteps<D, kWide, kMnMajor, kFullDecode>(codes, pair, rows, params, sign_flip, acc);
     }
   }
 }
@@ -64,24 +86,27 @@ __device__ __forceinline__ void AddNaN(const Codes& codes, float (&acc)[2][kRowF
 }
 
 // acc += the products of a stage.
-template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
+//   Scales  `FineScales`, or `NoScales`
+template <class D, DType kActivation, bool kMnMajor, class Scales, int kRowFragments>
 __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t* weights,
                                               const uint8_t* activations,
                                               const ColumnFactors& params,
                                               Accumulators<kRowFragments>& acc) {
+  const uint8_t* slots = activations + ActivationBytes(kRowFragments);
   // Unrolled, both halves are in registers at once. Wider tiles have no room for this. With 16 rows
   // on an H200, one half at a time is 1.03x faster for [N, K] and 1.06x slower for [K, N].
 #pragma unroll(kRowFragments == 1 || (kRowFragments == 2 && kMnMajor) ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
-    const Codes codes = LoadCodes<kMnMajor, false>(weights, threadIdx.x, half);
+    const Codes codes = LoadCodes<kMnMajor, Scales::kOrder>(weights, threadIdx.x, half);
+    const Scales scales(slots, half);
     // The whole warp takes one branch, so the instructions of a step stay together.
     const bool special = WarpHasSpecials<D>(codes);
     if ((D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points)) {
       MultiplyCodes<D, kActivation, kMnMajor, true>(codes, activations, half, params, a.sign_flip,
-                                                    acc.values);
+                                                    scales, acc.values);
     } else {
       MultiplyCodes<D, kActivation, kMnMajor, false>(codes, activations, half, params, a.sign_flip,
-                                                     acc.values);
+                                                     scales, acc.values);
     }
     if constexpr (D::kFlagsNaN) {
       if (special) AddNaN<D, kActivation, kMnMajor>(codes, acc.values);

@@ -22,9 +22,9 @@ namespace jaxfp8::cuda::w8a16 {
 //   kActivation    type of the activations
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
-//   kWgmma         whether wgmma reads the activations
+//   kOrder         of depths
 //   kFine          whether a stage has fine scales
-template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma, bool kFine = false>
+template <DType kActivation, bool kMnMajor, int kRowFragments, Order kOrder, bool kFine = false>
 class Pipeline {
  public:
   //   depth_tile  the first tile of K
@@ -37,7 +37,7 @@ class Pipeline {
         depth_tile_(depth_tile),
         stages_(stages),
         loader_(a, tile, depth_tile),
-        scales_(a, tile) {
+        scales_(a, tile, depth_tile) {
 #pragma unroll 1
     for (int stage = 0; stage < kStages - 1; ++stage) Fill(stage);
   }
@@ -45,7 +45,8 @@ class Pipeline {
   // Waits for the next stage and returns it. It may be read until the next call.
   __device__ __forceinline__ const uint8_t* Next() {
     WaitForCopies<kStages - 2>();
-    if constexpr (kWgmma) FenceAsyncProxy();
+    if constexpr (kFine) scales_.Widen(a_, ScaleSlots(stage_));
+    if constexpr (kOrder == Order::kWgmma) FenceAsyncProxy();
     // After this, all threads' copies of this stage have arrived, and no thread still reads the
     // stage to be filled next.
     __syncthreads();
@@ -58,9 +59,13 @@ class Pipeline {
  private:
   static constexpr int kStages = kFine ? kFineStages : StagesFor(kRowFragments);
   static constexpr int kStageBytes = SharedBytes(kRowFragments, kFine) / kStages;
-  struct NoScales {
-    __device__ __forceinline__ NoScales(const Arguments&, const BlockTile&) {}
+  struct NoLoader {
+    __device__ __forceinline__ NoLoader(const Arguments&, const BlockTile&, int32_t) {}
   };
+
+  __device__ __forceinline__ uint8_t* ScaleSlots(int stage) const {
+    return stages_ + stage * kStageBytes + StageBytes(kRowFragments);
+  }
 
   // Starts the copies of the next tile of K, if there is one. Commits a group even if it is empty:
   // `Next` counts groups.
@@ -72,10 +77,11 @@ class Pipeline {
       asm volatile("" : "+r"(to));
       loader_.LoadWeights(a_, to, policy_);
       loader_.LoadActivations(a_, to + kWeightBytes);
-      if constexpr (kFine) {
-        scales_.Load(a_, depth_tile_, stages_ + stage * kStageBytes + StageBytes(kRowFragments));
-      }
       loader_.Advance(a_);
+      if constexpr (kFine) {
+        scales_.Load(a_, ScaleSlots(stage));
+        scales_.Advance(a_);
+      }
       depth_tile_ += a_.schedule.split;
     }
     CommitCopies();
@@ -86,8 +92,8 @@ class Pipeline {
   int32_t depth_tile_;  // the next to copy
   uint8_t* stages_;
   int stage_ = 0;  // the next to read
-  Loader<kActivation, kMnMajor, kRowFragments, kWgmma> loader_;
-  std::conditional_t<kFine, FineScaleLoader<kMnMajor>, NoScales> scales_;
+  Loader<kActivation, kMnMajor, kRowFragments, kOrder> loader_;
+  std::conditional_t<kFine, FineScaleLoader<kMnMajor>, NoLoader> scales_;
 };
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -46,7 +46,7 @@ __device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uin
   constexpr int kHalfBytes = 8 * kRowFragments * 128;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    const Codes codes = LoadCodes<kMnMajor, true>(weights, threadIdx.x, half);
+    const Codes codes = LoadCodes<kMnMajor, Order::kWgmma>(weights, threadIdx.x, half);
     const bool special = WarpHasSpecials<D>(codes);
     const bool full_decode =
         (D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points);

@@ -90,7 +90,11 @@ __device__ __forceinline__ uint32_t DecodePair(uint32_t picked, uint32_t sign_fl
   return kTerms == RowTerms::kScales ? FusedPair<kWide>(pair, power, 0x80008000u) : pair;
 }
 
-// A pair times a scale, rounded once to bfloat16. Subnormals are kept.
+// A pair times a scale, rounded to bfloat16. Subnormals are kept.
+__device__ __forceinline__ uint32_t ScaledPair(uint32_t pair, const TwoTerms& scale) {
+  return FusedPair<DType::kBF16>(pair, scale.high,
+                                 FusedPair<DType::kBF16>(pair, scale.low, 0x80008000u));
+}
 __device__ __forceinline__ uint32_t ScaledPair(uint32_t pair, float scale) {
   const float low = FloatFromBits(pair << 16), high = FloatFromBits(pair & 0xffff0000u);
   return EncodeFloat16Pair<DType::kBF16>(low * scale, high * scale);

@@ -13,6 +13,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
@@ -148,15 +150,34 @@ struct WeightRows {
   }
 };
 
+// A scale as the sum of two bfloat16, each in both halves of a word: 16 bits of it at least. The
+// lower one of a power of two is 0.
+struct TwoTerms {
+  uint32_t high, low;
+};
+template <typename Scale>
+__device__ __forceinline__ Scale FactorOf(float scale) {
+  if constexpr (std::is_same_v<Scale, float>) {
+    return scale;
+  } else {
+    const uint32_t bits = BitsOf(scale), high = bits & 0xffff0000u;
+    const float low = bits << 1 == 0xff000000u ? 0.0f : scale - FloatFromBits(high);
+    return {high | high >> 16, EncodeFloat16Pair<DType::kBF16>(low, low)};
+  }
+}
+
 // Scales of the rows that change every 32 of K, or 64 as exponents: codes are multiplied by them.
 //
 //   K:  | step: 32 | 32 | step: 32 | 32 | ...
-//   fragments = round(codes * scale)      powers of two are exact; else one rounding to bfloat16
+//   fragments = round(codes * scale)      powers of two are exact; else one rounding to bfloat16,
+//                                         and what `TwoTerms` leaves out
 //
 // So nothing is scaled between the products. Those of a step are fetched during the one before.
 template <typename L, DType kWeight, DType kWide>
 struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
   using D = Decoder<kWeight, kWide>;
+  // Infinity times a lower term of 0 would be NaN: codes that have it are multiplied in float32.
+  using Scale = std::conditional_t<D::kRestoresSpecials, float, TwoTerms>;
   static constexpr int kRows = 2 * L::kWgmmas, kBlocks = kMixedDepth / kFineDepth;
 
   const Weights& weights;
@@ -165,7 +186,7 @@ struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
   int32_t block;         // the next one to fetch
   const uint8_t* first;  // of the batch index
   int32_t at[kRows];     // of the rows' first scales, counted from it
-  float scale[kBlocks][kRows];
+  Scale scale[kBlocks][kRows];
   uint32_t fetched[kBlocks][kRows];
 
   //   step  the first one
@@ -183,10 +204,11 @@ struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
       const int32_t line = min(first_row + of_thread.At(i), b.last_line);
       at[i] = b.tile_lines.Quotient(line) * static_cast<int32_t>(b.line_stride);
     }
-    Fetch();
+    WithForm(b.form, [&]<ScaleForm kForm>() { Fetch<kForm>(); });
   }
 
   // Fetches the scales of a step. Those beyond K count as the last: codes are 0 there.
+  template <ScaleForm kForm>
   __device__ __forceinline__ void Fetch() {
     const StepScales& b = weights.step_scales;
     const int32_t apart = weights.fine_depth == kFineDepth ? 1 : 0;
@@ -195,20 +217,23 @@ struct WeightRows<L, kWeight, kWide, RowTerms::kFine> {
       const int32_t along =
           min(block + j * apart, blocks - 1) * static_cast<int32_t>(b.step_stride);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) fetched[j][i] = LoadScale(first, b.form, at[i] + along);
+      for (int i = 0; i < kRows; ++i) fetched[j][i] = LoadScale(first, kForm, at[i] + along);
     }
     block += 1 + apart;
   }
 
   // Goes on to the step that was fetched.
   __device__ __forceinline__ void Step() {
+    WithForm(weights.step_scales.form, [&]<ScaleForm kForm>() {
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
+      for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        scale[j][i] = ScaleOf(weights.step_scales.form, fetched[j][i]);
-    }
-    Fetch();
+        for (int i = 0; i < kRows; ++i) {
+          scale[j][i] = FactorOf<Scale>(ScaleOf(kForm, fetched[j][i]));
+        }
+      }
+      Fetch<kForm>();
+    });
   }
 };
 
