@@ -33,6 +33,8 @@ _SHARES = {
     "collective-permute": (1, 0),
     "collective-broadcast": (1, 0),
 }
+# These hold their operands in their results, too.
+_WITH_OPERANDS = ("all-gather-start", "reduce-scatter-start")
 _NAME = re.compile(r"%([\w.\-]+)")
 _IN_PLACE = "dynamic-update-slice"
 
@@ -102,9 +104,9 @@ def _computations(text: str) -> list[tuple[str, list[str]]]:
 
 
 def _collective(kind: str, operation: str, operands: str, sizes: dict[str, list[int]]) -> Sent:
-    """The bytes of a collective. The result of a gather's start holds its operands, too."""
+    """The bytes of a collective."""
     name = operation.removesuffix("-start")
     own = [sum(sizes.get(one, [])) for one in _NAME.findall(operands)]
-    result = _sizes(kind)[len(own) if operation == "all-gather-start" else 0 :]
+    result = _sizes(kind)[len(own) if operation in _WITH_OPERANDS else 0 :]
     of_operand, of_result = _SHARES[name]
     return Sent(name, of_operand * sum(own) + of_result * sum(result))

@@ -78,7 +78,7 @@ def profile(contender: Contender) -> Kernels | Missing:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # its types warn at creation
             traces = map(jax.profiler.ProfileData.from_file, files)
-            on_cpu = leaves[0].device.platform == "cpu"
+            on_cpu = {device.platform for device in leaves[0].devices()} == {"cpu"}
             kernels = [kernel for trace in traces for kernel in launches(trace, on_cpu)]
     return of_calls(kernels, _CALLS, moved(contender.program))
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -126,18 +127,60 @@ def _case(
 ) -> Case:
     """All forms on all numbers of devices; if the work grows with these, a unit is one's share."""
     forms, on_cpu = make(), platform == "cpu"
+    placed = {
+        named(form, number): (step, data, number)
+        for number in devices
+        for form, step, *data in forms(_mesh(platform, number))
+    }
+    # XLA times kernels to choose among them, so nothing else may run beside the compiler.
+    jax.block_until_ready([data for _, data, _ in placed.values()])
+    lowered = (
+        attempt(functools.partial(_lowered, step, *data)) for step, data, _ in placed.values()
+    )
+    with ThreadPoolExecutor() as pool:  # compiles a program while the next ones are traced
+        programs = dict(
+            zip(placed, pool.map(functools.partial(_compiled, on_cpu), lowered), strict=True)
+        )
     made: dict[str, Contender | Missing] = {}
     sent: dict[str, Mapping[str, int]] = {}
-    for number in devices:
-        mesh = attempt(functools.partial(_mesh, platform, number))
-        for form, *of_form in forms(mesh) if isinstance(mesh, Mesh) else ():
-            one = attempt(functools.partial(_contender, *of_form, units=number if grows else 1))
-            if isinstance(one, Contender):
-                sent[named(form, number)] = _sent(one.program, on_cpu)
-                # On a CPU all devices share the cores: a profile would say nothing of sending.
-                one = dataclasses.replace(one, program="") if on_cpu else one
-            made[named(form, number)] = one
+    for form, program in programs.items():
+        if isinstance(program, Missing):
+            made[form] = program
+            continue
+        _, data, number = placed[form]
+        one = _step.compiled(program, *data)
+        sent[form] = _sent(one.program, on_cpu)
+        if on_cpu:
+            one = _alone(one)
+        profiled = one.program if sent[form] else ""  # it shows time in collectives
+        made[form] = dataclasses.replace(one, units=number if grows else 1, program=profiled)
     return Case(name=name, contenders=made, sent=sent)
+
+
+def _alone(one: Contender) -> Contender:
+    """A contender on a CPU: its devices share the cores, so a profile could not tell them apart.
+
+    Each call is waited for. Calls in flight take threads of XLA from one another, and a collective
+    waits in vain for the thread of another device.
+    """
+    enqueue = one.enqueue
+    wait = lambda: jax.block_until_ready(enqueue())  # noqa: E731
+    return dataclasses.replace(one, enqueue=wait, program="")
+
+
+def _lowered(step: Callable[..., Any], given: Any, weights: Any, state: Any) -> Any:
+    """A step that adds as bfloat16 does; the next state lies as the one before."""
+    out = None, jax.tree.map(lambda leaf: leaf.sharding, state)
+    with jaxfp8.sums_over_devices(jnp.bfloat16):
+        return jax.jit(step, donate_argnums=2, out_shardings=out).lower(given, weights, state)
+
+
+def _compiled(on_cpu: bool, lowered: Any) -> Any:
+    """The program, on a CPU without optimisation: it is there for its bytes."""
+    if isinstance(lowered, Missing):
+        return lowered
+    options = {"xla_backend_optimization_level": 0} if on_cpu else None
+    return attempt(functools.partial(lowered.compile, compiler_options=options))
 
 
 def _mesh(platform: str, devices: int) -> Mesh:
@@ -149,14 +192,6 @@ def _tensor(mesh: Mesh, parts: int) -> Mesh:
     """The same devices, at most so many of them along m."""
     parts = min(parts, mesh.size)
     return Mesh(mesh.devices.reshape(-1, parts), mesh.axis_names, axis_types=mesh.axis_types)
-
-
-def _contender(
-    step: Callable[..., Any], given: Any, weights: Any, state: Any, *, units: int
-) -> Contender:
-    """The next state lies as the one before."""
-    out = None, jax.tree.map(lambda leaf: leaf.sharding, state)
-    return _step.contender(step, given, weights, state, out, units)
 
 
 def _sent(program: str, on_cpu: bool) -> Mapping[str, int]:
@@ -305,13 +340,22 @@ def _trained_experts(amounts: Amounts) -> _Forms:
     layers = {"jaxfp8 delayed": _layer(amounts, ragged_dot_cls=jaxfp8.linen.Fp8RaggedDot)}
     layers[FLOATS] = _layer(amounts)
 
+    x = bf16(0, 8, amounts.width)
+    made = {name: jax.jit(layer.init)(jax.random.key(0), x) for name, layer in layers.items()}
+
     def on(mesh: Mesh) -> Iterator[_Form]:
-        x = bf16(0, amounts.tokens[1] * mesh.size, amounts.width)
+        x = _put(mesh, bf16(0, amounts.tokens[1] * mesh.size, amounts.width), P("d", None))
         for name, layer in layers.items():
-            variables = jax.jit(layer.init)(jax.random.key(0), x[:8])
-            placed, run = _split_experts(mesh, layer, variables)
-            weights = placed.pop("params")
-            yield name, functools.partial(_moved, run), _put(mesh, x, P("d", None)), weights, placed
+            variables, run = _split_experts(mesh, layer, made[name])
+            weights = variables.pop("params")
+            # Each number of devices has scales of its own: a step overwrites them.
+            yield (
+                name,
+                functools.partial(_moved, run),
+                x,
+                weights,
+                jax.tree.map(jnp.copy, variables),
+            )
 
     return on
 

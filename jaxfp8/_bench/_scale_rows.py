@@ -77,6 +77,8 @@ def _table(measured: Measured, names: Sequence[str]) -> Iterator[tuple[str, ...]
 
 def share_of_collectives(measured: Measured, name: str) -> float | None:
     """Time in collectives as a share of all kernels' time, their waiting included; or None."""
+    if measured.case.sent.get(name) == {}:
+        return 0.0
     kernels = measured.profiles.get(name)
     if not kernels or isinstance(kernels, Missing):
         return None

@@ -80,17 +80,14 @@ def case(one: Step) -> Case:
     )
 
 
-def contender(
-    step: Callable[..., Any],
-    given: Any,
-    weights: Any,
-    state: Any,
-    out: Any = None,
-    units: float = 1,
-) -> Contender:
-    """A step whose state is updated in place; `out` are the shardings of its results."""
-    jitted = jax.jit(step, donate_argnums=2, out_shardings=out)
-    program = jitted.lower(given, weights, state).compile()
+def contender(step: Callable[..., Any], given: Any, weights: Any, state: Any) -> Contender:
+    """A step whose state is updated in place."""
+    program = jax.jit(step, donate_argnums=2).lower(given, weights, state).compile()
+    return compiled(program, given, weights, state)
+
+
+def compiled(program: Any, given: Any, weights: Any, state: Any) -> Contender:
+    """A compiled step; a call overwrites the state of the one before."""
 
     def enqueue() -> Any:
         nonlocal state
@@ -98,7 +95,7 @@ def contender(
         return y
 
     temporary = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
-    return Contender(enqueue, units=units, program=str(program.as_text()), temporary=temporary)
+    return Contender(enqueue, program=str(program.as_text()), temporary=temporary)
 
 
 def inference(one: Step, sizes: Sizes) -> Iterator[_Form]:

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxfp8
 from jaxfp8 import __main__
-from jaxfp8._bench import _hlo, _scale, _scale_rows
+from jaxfp8._bench import _decoder, _hlo, _profile, _scale, _scale_rows
 from jaxfp8._bench._case import Case, Measured
-from jaxfp8._bench._measure import Missing, Timing
+from jaxfp8._bench._measure import Contender, Missing, Timing
 from jaxfp8._bench._profile import Kernel
 
 
@@ -37,6 +37,7 @@ ENTRY %main (x: bf16[8,8], y: f32[8]) -> bf16[2,8] {
   %start = ((bf16[8,8]{1,0}), bf16[2,8]{1,0}) async-start(%x), calls=%wrapped
   %sum = f32[8]{0} all-reduce(%y), to_apply=%add
   %gather = (bf16[8,8]{1,0}, bf16[16,8]{1,0}) all-gather-start(%x), dimensions={0}
+  %scattered = (bf16[8,8]{1,0}, bf16[2,8]{1,0}) reduce-scatter-start(%x), dimensions={0}, to_apply=%add
   %moved = f32[8]{0} collective-permute(%y), source_target_pairs={{0,1},{1,0}}
 }
 """  # noqa: E501
@@ -51,6 +52,7 @@ def test_bytes_that_a_program_sends_are_those_of_each_turn_of_a_loop():
         ("all-gather", 128),
         ("all-reduce", 64),
         ("collective-permute", 32),
+        ("reduce-scatter", 96),
         ("reduce-scatter", 96),
     ]
     assert ("all-reduce", 32) in _hlo.sent(PROGRAM, float_bytes=2)
@@ -163,3 +165,38 @@ def test_weights_of_a_decoder_are_split_by_their_names():
     assert placed[0]["query"].qvalue == P("m", "d") and placed[0]["query"].scale == P("m", None)
     assert placed[0]["down"].qvalue == P("d", "m") and placed[0]["mlp_norm"] == P(None)
     assert placed[1]["gate"] == P(None, "m", None)  # two devices do not divide 31
+
+
+def test_a_program_on_several_devices_is_profiled(monkeypatch):
+    monkeypatch.setattr(_profile, "_CALLS", 1)
+    x = _scale._put(_scale._mesh("cpu", 4), jnp.ones((8, 8)), P("d"))
+    program = jax.jit(lambda x: x @ x.T).lower(x).compile()
+    found = _profile.profile(Contender(lambda: program(x), program=program.as_text()))
+    assert not isinstance(found, Missing) and found
+
+
+@pytest.fixture
+def perceptron(monkeypatch):
+    """A layer without attention in place of the decoder that is trained."""
+    monkeypatch.setitem(_decoder.MODELS, "tiny-8", _decoder.MODELS["tiny-block"])
+
+
+def test_a_training_step_gathers_codes_on_a_mesh_of_two_axes(perceptron, monkeypatch):
+    monkeypatch.setattr(_scale, "_TRAINED", ("jaxfp8 delayed",))
+    amounts = _scale.AMOUNTS["tiny"]._replace(depth=1)
+    case = _scale._case("train", "cpu", [4], lambda: _scale._training(amounts, 2), grows=True)
+    (one,) = case.contenders.values()
+    assert isinstance(one, Contender), one
+    for leaf in jax.tree.leaves([one.enqueue() for _ in range(2)]):
+        assert jnp.isfinite(leaf).all()
+    # Half of each device's half of both weights, for the forward and for the backward product.
+    assert case.sent["jaxfp8 delayed x4"]["all-gather"] == 2 * 2 * 64 * 128 // 4
+
+
+def test_scales_of_experts_are_those_of_one_number_of_devices():
+    forms = _scale._trained_experts(_scale.AMOUNTS["tiny"])
+    one, four = (list(forms(_scale._mesh("cpu", n))) for n in (1, 4))
+    for leaf in jax.tree.leaves([state for *_, state in one]):
+        leaf.delete()  # as a step does
+    assert jax.tree.leaves([state for *_, state in four])
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves([data for _, _, *data in four]))
