@@ -18,6 +18,7 @@ from jaxfp8._ops.ragged import ragged_dot
 from jaxfp8._ops.ring import gathered_matmul
 from jaxfp8._ops.solve import solve
 from jaxfp8._ops.terms import split_dot
+from jaxfp8._recipes.handed_codes import with_codes
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
 from jaxfp8._recipes.recipes import (
@@ -116,4 +117,5 @@ __all__ = [
     "stack",
     "strict",
     "sums_over_devices",
+    "with_codes",
 ]
