@@ -149,7 +149,7 @@ def _case(
             continue
         _, data, number = placed[form]
         one = _step.compiled(program, *data)
-        sent[form] = _sent(one.program, on_cpu)
+        sent[form] = _sent(one.program, on_cpu) if number > 1 else {}
         if on_cpu:
             one = _alone(one)
         profiled = one.program if sent[form] else ""  # it shows time in collectives
