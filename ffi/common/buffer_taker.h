@@ -55,6 +55,9 @@ class BufferTaker {
   // The type of the next one, if there is one.
   DType NextType() const { return next_ < from_.size() ? from_[next_].dtype : DType::kNone; }
 
+  // Its shape.
+  Dims NextShape() const { return next_ < from_.size() ? from_[next_].shape : Dims(); }
+
   // Checks that no buffer is left; returns the first failure.
   const Status& End(const char* what) {
     if (!status_.ok() || next_ == from_.size()) return status_;

@@ -27,6 +27,7 @@ from jaxfp8._value.spec import ScaledDotSpec
 
 TARGET = "jaxfp8_scaled_dot"
 JOINT_TARGET = "jaxfp8_joint_dots"
+ATTENTION_TARGET = "jaxfp8_attention"
 QUANTIZE_TARGET = "jaxfp8_quantize"
 AMAX_TARGET = "jaxfp8_amax"
 ROWS_TARGET = "jaxfp8_quantize_rows"
@@ -39,6 +40,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "cuda": (
         TARGET,
         JOINT_TARGET,
+        ATTENTION_TARGET,
         QUANTIZE_TARGET,
         ROWS_TARGET,
         ENCODE_TARGET,

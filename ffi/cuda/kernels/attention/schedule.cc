@@ -1,0 +1,76 @@
+#include "cuda/kernels/attention/schedule.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+
+namespace jaxfp8::cuda {
+namespace {
+
+bool IsAligned(const CacheStrides& strides, DType cache) {
+  const int64_t per = 16 / SizeOf(cache);
+  return strides.text % per == 0 && strides.head % per == 0 && strides.token % per == 0;
+}
+
+}  // namespace
+
+Status AttentionWhyNot(const AttentionProblem& p, const Device& device) {
+  if (device.compute_capability < 80) return NeedsCapability(80, device);
+  if (p.width != 64 && p.width != 128 && p.width != 256) {
+    return "heads have " + std::to_string(p.width) + " values, not 64, 128 or 256";
+  }
+  if (p.cache != DType::kBF16 && p.cache != DType::kE4M3 && p.cache != DType::kS8) {
+    return "the cache is " + std::string(NameOf(p.cache)) + ", not bfloat16, float8_e4m3fn or int8";
+  }
+  if (p.out != DType::kBF16 && p.out != DType::kF32) {
+    return "the output is " + std::string(NameOf(p.out)) + ", not bfloat16 or float32";
+  }
+  if (p.rows > attention::kMostRows) {
+    return "there are " + std::to_string(p.rows) +
+           " rows for a head of the cache; it takes up to " + std::to_string(attention::kMostRows);
+  }
+  if (p.tokens < 1 || p.tokens >> 30) return "the cache has no token, or 2^30 and more";
+  if (!IsAligned(p.keys, p.cache) || !IsAligned(p.values, p.cache)) {
+    return "vectors of the cache do not begin at multiples of 16 bytes";
+  }
+  return {};
+}
+
+namespace attention {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Schedule ScheduleOf(const AttentionProblem& p, const Device& device, size_t scratch_bytes) {
+  // Times in tenths of a step with every warp at work, which takes 2.2 us on an H200: what a CTA
+  // takes beside its steps, the barriers of a cluster, a second kernel.
+  constexpr int64_t kStepTime = 10, kCta = 15, kCluster = 7, kSecondKernel = 15;
+  Schedule best;
+  best.tiles = CeilDiv(p.rows, kTileRows);
+  const int64_t pairs = p.texts * p.heads * best.tiles, steps = CeilDiv(p.tokens, kStep);
+  const int64_t in_cluster = device.compute_capability >= 90 ? kMostInCluster : 1;
+  const int64_t in_scratch = static_cast<int64_t>(scratch_bytes / sizeof(float)) /
+                             std::max<int64_t>(1, pairs * PartFloats(p.width));
+  const int per_sm = WarpsPerSm(p.cache, p.width);
+  int64_t least = INT64_MAX;
+  for (int warps : {per_sm, per_sm / 2, per_sm / 4}) {
+    const int64_t slots = int64_t{device.multiprocessors} * (per_sm / warps);
+    const int64_t most = std::min(CeilDiv(steps, warps), std::max(in_scratch, in_cluster));
+    for (int64_t parts = 1; parts <= most; ++parts) {
+      const bool cluster = parts > 1 && parts <= in_cluster;
+      const int64_t waves = CeilDiv(pairs * parts, slots);
+      const int64_t time =
+          waves * (CeilDiv(steps, parts * warps) * kStepTime + kCta) + (cluster     ? kCluster
+                                                                        : parts > 1 ? kSecondKernel
+                                                                                    : 0);
+      if (time >= least) continue;
+      least = time, best.parts = parts, best.warps = warps, best.cluster = cluster;
+    }
+  }
+  return best;
+}
+
+}  // namespace attention
+}  // namespace jaxfp8::cuda
