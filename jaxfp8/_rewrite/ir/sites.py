@@ -99,6 +99,7 @@ class DotSite:
     blame: Op | None = None  # the op that ended the fact; None if it was the dot itself
     joined: int = 0  # the number of products in its launch, itself included; 0 without others
     multiplied: bool = False  # whether its launch multiplies two outputs
+    attention: str = ""  # of a product beside a softmax, what became of both; "" for any other
     # "one call" or "as written" for each operand quantised by the function.
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
     # For each such operand the other results of its call, or why there is no call; "" if there is

@@ -15,6 +15,7 @@ from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
+from jaxfp8._rewrite.plan.attention import join_attention
 from jaxfp8._rewrite.plan.body import Body, Pass, Replaced
 from jaxfp8._rewrite.plan.encode_calls import produce_encodings
 from jaxfp8._rewrite.plan.encode_rows import encode_rows
@@ -32,6 +33,7 @@ from jaxfp8._value.spec import is_known
 # replacements so far, and returns all replacements.
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("", call_dots),  # dots with their steps become calls
+    ("cuda", join_attention),  # two products with a softmax between them become one call
     ("cpu", encode_rows),  # rows of a call are quantised by another call
     ("cuda", produce_rows),  # rows of a call are made and quantised by another call
     ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call

@@ -201,7 +201,7 @@ def _notes(site: DotSite) -> str:
         axes = _tiles_given(site, site.captured, i), shape, site.contracting(i)
         notes.append(granularity.note(name, *axes, eight_bit=side.scaled is not None))
         notes.append(granularity.note_of_multiplied(name) if side.multiplied else "")
-    notes.append(second_rounding.of_site(site))
+    notes += [second_rounding.of_site(site), site.attention]
     if not site.joined and site.captured.compute is None:
         notes.append(_only_saves_memory(site.captured.spec))
     if site.multiplied:
