@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rewrite.support import BF16, E4M3, F32, count, float64, relative_l2
 
 import jaxfp8
+import jaxfp8.ffi
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import attention
 from jaxfp8._call.ops.attention import AttentionSpec
 from jaxfp8._value import compat
 
 HOPPER = jaxfp8.Target("cuda", 90)
 B, S, H, G, T, D = 2, 1, 8, 2, 40, 64
 ONE_MORE = 1.5  # weights are rounded before their sum is known
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> Iterator[None]:
+    jaxfp8.ffi.allow_attention(True)
+    yield
+    jaxfp8.ffi.allow_attention(False)
 
 
 def normal(seed: int, *shape: int, dtype: Any = F32) -> jax.Array:
@@ -186,6 +197,13 @@ def test_elsewhere_it_stays_two_products(target: jaxfp8.Target | None) -> None:
     assert count(jaxfp8.rewrite(fun, target=target), *args, name="attention") == 0
 
 
+def test_unless_it_is_allowed_it_stays_two_products() -> None:
+    jaxfp8.ffi.allow_attention(False)
+    fun, args, _ = PROGRAMS["lengths"]
+    assert count(rewritten(fun), *args, name="attention") == 0
+    assert count(rewritten(fun), *args) == 2
+
+
 # What stays two products
 
 
@@ -273,3 +291,42 @@ def test_a_text_of_length_0_has_what_the_function_has() -> None:
         y, want = (np.asarray(f(*args), np.float64) for f in (rewritten(fun), fun))
         np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
         np.testing.assert_allclose(y, want, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=lambda kind: kind.name)
+def test_a_mesh_may_split_the_texts(kind: Any) -> None:
+    fun, args, _ = PROGRAMS["lengths"]
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(kind,))
+    placed = jax.device_put(args, NamedSharding(mesh, PartitionSpec("a")))
+    with jax.set_mesh(mesh):
+        y = jax.jit(rewritten(fun))(*placed)
+    assert relative_l2(y, np.asarray(fun(*args), np.float64)) < 0.02
+
+
+# Lowering
+
+
+def lowered(platform: str, name: str = "lengths") -> str:
+    fun, args, _ = PROGRAMS[name]
+    trace = jax.jit(rewritten(fun)).trace(*args)
+    return trace.lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_a_program_for_a_gpu_holds_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "runs_here", lambda: True)
+    monkeypatch.setattr(ffi, "why_unavailable", lambda platform: None)
+    text = lowered("cuda")
+    assert "@jaxfp8_scaled_dot" not in text
+    (line,) = [line for line in text.splitlines() if "@jaxfp8_attention" in line]
+    takes, gives = line.rsplit(" : ", 1)[1].split(" -> ")
+    assert takes.count("tensor<") == 6  # query, keys, values, two scales, lengths
+    assert f"tensor<{B}x{T}x{G}x{D}xf8E4M3FN>" in takes
+    assert f"tensor<{B}x{G}x{H // G}x{D}xbf16>" in gives
+    for attribute in ("keys_by_token = true", "lengths = true", "bias = false", "scale = 1.25"):
+        assert attribute in line
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_elsewhere_it_is_lowered_to_two_products(platform: str) -> None:
+    """Nothing is known of a GPU that is not here."""
+    assert "@jaxfp8_attention" not in lowered(platform)

@@ -95,6 +95,33 @@ _TERMS = ("key_scale", "value_scale", "bias", "lengths")
 # Support. `AttentionWhyNot` in ffi/cuda/kernels/attention/schedule.cc has the same rules.
 
 _OLDEST_GPU = 80
+
+
+class _Switch:
+    """Whether `rewrite` may make calls of attention."""
+
+    is_on = False
+
+
+def allow_attention(allowed: bool) -> None:
+    """Allows or forbids `rewrite` to make attention over an 8-bit cache one call on a GPU.
+
+    By default it may not: the kernel alone has run on a GPU, against float64, but no whole program
+    with the call. Functions traced before keep what they have.
+
+    Example:
+      >>> import jaxfp8
+      >>> jaxfp8.ffi.allow_attention(True)
+      >>> jaxfp8.ffi.allow_attention(False)
+    """
+    _Switch.is_on = allowed
+
+
+def is_allowed() -> bool:
+    """Whether `rewrite` may make the call."""
+    return _Switch.is_on
+
+
 _WIDTHS = (64, 128, 256)
 # A tile has 8 rows, and each reads the cache anew.
 _TILE, _MOST_ROWS = 8, 16

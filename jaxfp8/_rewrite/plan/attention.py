@@ -15,6 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jaxfp8._call.ops import attention
 from jaxfp8._call.ops.attention import AttentionSpec
 from jaxfp8._rewrite.ir import graph
@@ -31,7 +33,7 @@ _TEXT = "one call with the softmax between them, `jaxfp8_attention`"
 
 def join_attention(body: Body, replaced: Replaced) -> Replaced:
     """The pass: two products with a softmax between them become one call."""
-    if not attention.runs_here():
+    if not (attention.is_allowed() and attention.runs_here()):
         return replaced
     for op in body.ops(replaced):
         if not op.params.get("joins"):
@@ -147,6 +149,8 @@ class _Attention:
         name = _cache_of(spec)
         if name is None or not _is_bare(spec):
             raise Unread("")
+        if _is_explicit(op.params["dot"]):
+            raise Unread("a mesh has explicit axes")
         side, rows = getattr(spec, name), getattr(spec, _other(name))
         labels, sizes = _labelled(rows)
         token = [labels[axis] for axis in rows.contracting]
@@ -273,6 +277,12 @@ def _is_bare(spec: ScaledDotSpec) -> bool:
     e = spec.epilogue
     others = (e.residual, e.bias, e.amax, e.out_scale)
     return e.activation == "none" and all(x is None for x in others)
+
+
+def _is_explicit(dot: Op) -> bool:
+    """Whether the output of a dot lies on a mesh with explicit axes, whose reshapes may fail."""
+    aval: Any = dot.equation.outvars[0].aval
+    return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def _is_first(value: Value) -> bool:

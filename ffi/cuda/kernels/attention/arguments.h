@@ -10,7 +10,7 @@ namespace jaxfp8::cuda::attention {
 struct Arguments {
   AttentionProblem p;
   AttentionBuffers b;
-  int32_t tiles, parts, warps;
+  int32_t tiles, parts;
   bool cluster;
 };
 

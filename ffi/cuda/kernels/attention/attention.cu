@@ -11,14 +11,10 @@ namespace attention {
 namespace {
 
 cudaError_t LaunchKernel(void (*kernel)(Arguments), const Arguments& a, int64_t ctas,
-                         size_t shared_bytes, cudaStream_t stream) {
-  const cudaError_t status = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  if (status != cudaSuccess) return status;
+                         cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(GridSize(ctas));
-  config.blockDim = dim3(32 * a.warps);
-  config.dynamicSmemBytes = shared_bytes;
+  config.blockDim = dim3(32 * kWarps);
   config.stream = stream;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -31,8 +27,7 @@ cudaError_t LaunchKernel(void (*kernel)(Arguments), const Arguments& a, int64_t 
 template <DType kCache, int kWidth>
 cudaError_t Launch(const Arguments& a, cudaStream_t stream) {
   const int64_t tiles = a.p.texts * a.p.heads * a.tiles;
-  const cudaError_t status = LaunchKernel(Attend<kCache, kWidth>, a, tiles * a.parts,
-                                          a.warps * sizeof(Partial<kWidth>), stream);
+  const cudaError_t status = LaunchKernel(Attend<kCache, kWidth>, a, tiles * a.parts, stream);
   if (status != cudaSuccess || a.parts == 1 || a.cluster) return status;
   CombineParts<Values<kCache, kWidth>, kWidth><<<GridSize(tiles * kTileRows), 1024, 0, stream>>>(a);
   return cudaGetLastError();
@@ -54,12 +49,8 @@ Status LaunchAttention(const AttentionProblem& problem, const AttentionBuffers& 
   if (problem.texts * problem.heads * problem.rows == 0) return {};
   const attention::Schedule schedule =
       attention::ScheduleOf(problem, device, buffers.scratch_bytes);
-  const attention::Arguments a = {problem,
-                                  buffers,
-                                  static_cast<int32_t>(schedule.tiles),
-                                  static_cast<int32_t>(schedule.parts),
-                                  schedule.warps,
-                                  schedule.cluster};
+  const attention::Arguments a = {problem, buffers, static_cast<int32_t>(schedule.tiles),
+                                  static_cast<int32_t>(schedule.parts), schedule.cluster};
   return CudaError(attention::Dispatch(a, stream), "attention");
 }
 

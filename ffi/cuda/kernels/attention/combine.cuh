@@ -23,7 +23,7 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 // that store two rows apart use other banks.
 template <int kWidth>
 struct Partial {
-  float largest[kTileRows], weights[kTileRows], factors[kTileRows];
+  float largest[kTileRows], weights[kTileRows];
   float sums[kTileRows][kWidth + 4];
 };
 
@@ -56,52 +56,52 @@ __device__ __forceinline__ void Store(const Arguments& a, int64_t pair, int row,
   }
 }
 
+// The maximum and the sum of weights of a row over parts.
+//   largest, weights  those of a part, by its number
+template <class Largest, class Weights>
+__device__ __forceinline__ float2 Total(int parts, Largest largest, Weights weights) {
+  float highest = -INFINITY, total = 0.0f;
+  for (int i = 0; i < parts; ++i) highest = fmaxf(highest, largest(i));
+  for (int i = 0; i < parts; ++i) total += weights(i) * FactorOf(largest(i), highest);
+  return {highest, total};
+}
+
 template <class StepValues>
 __device__ __forceinline__ int PlaceInVector(int index) {
   return StepValues::PlaceOf(index % 8, index / 8);
 }
 
-// The rows of a CTA's tile.
-template <class At>
-__device__ __forceinline__ int RowsOf(const Arguments& a, const At& at) {
-  return min(kTileRows, static_cast<int>(a.p.rows) - at.tile * kTileRows);
-}
-
 // Combines the warps of a CTA. The result is in partials[0], or stored if there is one part.
 template <class StepValues, class At, int kWidth>
 __device__ __forceinline__ void CombineWarps(const Arguments& a, const At& at,
-                                             Partial<kWidth>* partials) {
-  float highest = -INFINITY, total = 0.0f;
-  if (const int row = threadIdx.x % kTileRows, warp = threadIdx.x / kTileRows; warp < a.warps) {
-    for (int i = 0; i < a.warps; ++i) highest = fmaxf(highest, partials[i].largest[row]);
-    partials[warp].factors[row] = FactorOf(partials[warp].largest[row], highest);
-  }
-  __syncthreads();
-  const int elements = RowsOf(a, at) * kWidth;
-  for (int i = threadIdx.x; i < elements; i += blockDim.x) {
+                                             Partial<kWidth> (&partials)[kWarps]) {
+  for (int i = threadIdx.x; i < kTileRows * kWidth; i += 32 * kWarps) {
     const int row = i / kWidth, index = i % kWidth;
-    float sum = 0.0f, weights = 0.0f;
-#pragma unroll 4
-    for (int warp = 0; warp < a.warps; ++warp) {
-      const float factor = partials[warp].factors[row];
-      sum += partials[warp].sums[row][index] * factor;
-      weights += partials[warp].weights[row] * factor;
+    const auto largest = [&](int warp) { return partials[warp].largest[row]; };
+    const float2 total =
+        Total(kWarps, largest, [&](int warp) { return partials[warp].weights[row]; });
+    float sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      sum += partials[warp].sums[row][index] * FactorOf(largest(warp), total.x);
     }
     if (a.parts == 1) {
       Store(a, at.text * a.p.heads + at.head, at.tile * kTileRows + row,
-            PlaceInVector<StepValues>(index), kWidth, sum / weights);
+            PlaceInVector<StepValues>(index), kWidth, sum / total.y);
     } else {
       partials[0].sums[row][index] = sum;
     }
   }
   if (a.parts == 1) return;
+  float2 total = {};
   const int row = threadIdx.x;
-  for (int warp = 0; row < kTileRows && warp < a.warps; ++warp) {
-    total += partials[warp].weights[row] * partials[warp].factors[row];
+  if (row < kTileRows) {
+    total = Total(
+        kWarps, [&](int warp) { return partials[warp].largest[row]; },
+        [&](int warp) { return partials[warp].weights[row]; });
   }
   __syncthreads();
-  if (row < kTileRows) partials[0].largest[row] = highest, partials[0].weights[row] = total;
-  __syncthreads();
+  if (row < kTileRows) partials[0].largest[row] = total.x, partials[0].weights[row] = total.y;
 }
 
 // Combines the CTAs of a cluster: each stores its share of the outputs.
@@ -110,8 +110,8 @@ __device__ __forceinline__ void CombineCluster(const Arguments& a, const At& at,
                                                const Partial<kWidth>& own) {
   ClusterArrive();
   ClusterWait();
-  const int elements = RowsOf(a, at) * kWidth;
-  for (int i = at.part * blockDim.x + threadIdx.x; i < elements; i += a.parts * blockDim.x) {
+  for (int i = at.part * 32 * kWarps + threadIdx.x; i < kTileRows * kWidth;
+       i += a.parts * 32 * kWarps) {
     const int row = i / kWidth, index = i % kWidth;
     float largest[kMostInCluster], weights[kMostInCluster], sums[kMostInCluster];
 #pragma unroll
@@ -151,16 +151,17 @@ __device__ __forceinline__ void StorePartial(const Arguments& a, const Partial<k
     to[threadIdx.x] = own.largest[threadIdx.x];
     to[kTileRows + threadIdx.x] = own.weights[threadIdx.x];
   }
-  for (int i = threadIdx.x; i < kTileRows * kWidth; i += blockDim.x) {
+  for (int i = threadIdx.x; i < kTileRows * kWidth; i += 32 * kWarps) {
     to[2 * kTileRows + i] = own.sums[i / kWidth][i % kWidth];
   }
 }
 
 template <class StepValues, class At, int kWidth>
 __device__ __forceinline__ void Combine(const Arguments& a, const At& at,
-                                        Partial<kWidth>* partials) {
+                                        Partial<kWidth> (&partials)[kWarps]) {
   CombineWarps<StepValues>(a, at, partials);
   if (a.parts == 1) return;
+  __syncthreads();
   if (a.cluster) {
     CombineCluster<StepValues>(a, at, partials[0]);
   } else {

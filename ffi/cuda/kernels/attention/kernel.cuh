@@ -301,17 +301,16 @@ struct Warp {
 };
 
 template <DType kCache, int kWidth>
-__global__ void __launch_bounds__(32 * WarpsPerSm(kCache, kWidth), 1)
+__global__ void __launch_bounds__(32 * kWarps, CtasPerSm(kCache, kWidth))
     Attend(const __grid_constant__ Arguments a) {
   using Own = Warp<kCache, kWidth>;
-  extern __shared__ __align__(16) char shared[];
-  auto* partials = reinterpret_cast<Partial<kWidth>*>(shared);
+  __shared__ Partial<kWidth> partials[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = blockIdx.x / a.parts % a.tiles * kTileRows + lane % 4 * 2;
   const int most = static_cast<int>(a.p.rows) - 1, rows[2] = {min(row, most), min(row + 1, most)};
   const Own own(a, rows);
   State<kWidth> state;
-  own.Run(own.at.part * a.warps + warp, a.parts * a.warps, state);
+  own.Run(own.at.part * kWarps + warp, a.parts * kWarps, state);
   Partial<kWidth>& to = partials[warp];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

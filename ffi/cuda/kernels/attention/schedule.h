@@ -11,20 +11,20 @@ namespace jaxfp8::cuda::attention {
 
 inline constexpr int kStep = 16;      // tokens that a warp takes at a time
 inline constexpr int kTileRows = 8;   // rows of a CTA
+inline constexpr int kWarps = 4;      // of a CTA
 inline constexpr int kMostRows = 32;  // each tile of rows reads the cache anew
 // Ranks of a cluster combine through shared memory. More parts take a second kernel.
 inline constexpr int kMostInCluster = 8;
 
-// Warps that an SM holds: each has all registers that a step needs.
-constexpr int WarpsPerSm(DType cache, int64_t width) {
-  if (width == 256) return 8;
-  return width * SizeOf(cache) <= 128 ? 16 : 12;
+// CTAs that an SM holds, as the kernel's launch bounds say.
+constexpr int CtasPerSm(DType cache, int64_t width) {
+  if (width == 256) return SizeOf(cache) == 1 ? 2 : 1;
+  return width * SizeOf(cache) <= 128 ? 4 : 3;
 }
 
 struct Schedule {
   int64_t tiles = 1;  // of rows, for each text and head
   int64_t parts = 1;  // CTAs of a tile
-  int warps = 1;      // of a CTA
   bool cluster = false;
 };
 
