@@ -143,6 +143,11 @@ WITH_AMX: dict[str, tuple[str, Case, Case]] = {
         product(128, 3072, 768, BF16, UINT8, zero=True),
         product(4096, 384, 384, F16, UINT8, zero=True),
     ),
+    "small zero points beside float16": (
+        "avx512_vbmi",
+        product(128, 384, 1536, F16, INT8, zero=True),
+        product(64, 384, 1536, F16, INT8, zero=True),
+    ),
     "MX": (
         "amx_bf16",
         product(1024, 384, 1536, BF16, E4M3, 32, exponents=True),
