@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument(
+        "--seed", type=int, default=0, help="of the initial weights; each needs an --out of its own"
+    )
+    parser.add_argument(
         "--mesh",
         default="",
         help="devices to train on, such as data=2,fsdp=2,model=2; a size each, in any order",
@@ -58,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config=SIZES[options.size],
             steps=options.steps,
             batch=options.batch,
+            seed=options.seed,
             mesh=options.mesh,
         )
         lines[recipe] = _train(run, options.out / recipe)

@@ -41,7 +41,7 @@ class Run:
       steps: number of steps.
       batch: texts in a step.
       rate: the highest learning rate.
-      seed: of the initial weights and the data.
+      seed: of the initial weights.
       mesh: the devices, as `mesh.make` reads them; "" for one.
     """
 
