@@ -197,6 +197,20 @@ def test_elsewhere_it_stays_two_products(target: jaxfp8.Target | None) -> None:
     assert count(jaxfp8.rewrite(fun, target=target), *args, name="attention") == 0
 
 
+def test_each_layer_has_a_call_and_so_has_the_body_of_a_scan() -> None:
+    fun, (query, *cache, seen), _ = PROGRAMS["lengths"]
+
+    def two_layers(q: Any) -> Any:
+        return fun(fun(q, *cache, seen), *cache, seen)
+
+    def scanned(q: Any, caches: Any) -> Any:
+        return jax.lax.scan(lambda q, kv: (fun(q, *kv, seen), None), q, caches)[0]
+
+    caches = jax.tree.map(lambda x: jnp.stack([x, x]), cache)
+    assert count(rewritten(two_layers), query, name="attention") == 2
+    assert count(rewritten(scanned), query, caches, name="attention") == 1
+
+
 def test_unless_it_is_allowed_it_stays_two_products() -> None:
     jaxfp8.ffi.allow_attention(False)
     fun, args, _ = PROGRAMS["lengths"]
