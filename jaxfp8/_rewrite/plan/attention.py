@@ -127,7 +127,7 @@ class _Attention:
     Attributes:
       first, second: their calls.
       keys, values: their caches.
-      softmax: what lies between.
+      softmax: the steps between.
       sizes: of labels, the width included.
       rows: labels of rows, in the order of the query.
       query: labels of the query.
@@ -144,7 +144,7 @@ class _Attention:
 
     @classmethod
     def of(cls, op: Op, replaced: Replaced) -> _Attention:
-        """The attention that a call ends; raises `Unread`."""
+        """The attention ended by a call; raises `Unread`."""
         spec: ScaledDotSpec = op.params["spec"]
         name = _cache_of(spec)
         if name is None or not _is_bare(spec):
@@ -280,13 +280,13 @@ def _is_bare(spec: ScaledDotSpec) -> bool:
 
 
 def _is_explicit(dot: Op) -> bool:
-    """Whether the output of a dot lies on a mesh with explicit axes, whose reshapes may fail."""
+    """Whether the output of a dot lies on a mesh with explicit axes: reshapes there may fail."""
     aval: Any = dot.equation.outvars[0].aval
     return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def _is_first(value: Value) -> bool:
-    """Whether a value is the output of a call that may give scores."""
+    """Whether a value is the output of a possible call for scores."""
     op = value.op
     if op is None or not op.params.get("joins") or value.index != 0:
         return False
@@ -297,7 +297,7 @@ def _is_first(value: Value) -> bool:
 
 
 def _with_epilogue(first: Op, softmax: Softmax) -> Softmax:
-    """With the biases that the first call adds."""
+    """With the biases of the first call."""
     given = dict(zip(first.params["names"], first.inputs, strict=True))
     biases = [given[name] for name in ("residual", "bias") if name in given]
     if biases and softmax.factors:
@@ -332,7 +332,7 @@ def _of_width(size: int) -> Shape:
 
 
 def _of_output(spec: ScaledDotSpec, labels: Labels) -> dict[str, Labels]:
-    """The labels of both sides of a product whose output has these."""
+    """The labels of both sides of a product, from those of its output."""
     placed: dict[str, Labels] = {}
     batch, left = len(spec.lhs.batch), iter(labels[len(spec.lhs.batch) :])
     for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):

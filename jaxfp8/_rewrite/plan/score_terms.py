@@ -1,7 +1,7 @@
 """The operands of attention beside its query and its cache: scales, a bias, lengths.
 
-Each is an array [texts, heads, rows, tokens], with 1 where it does not change. So what the function
-has broadcast is sliced, and XLA makes the slice alone.
+Each is an array [texts, heads, rows, tokens]. An axis has size 1 if the array is constant along it:
+broadcasts of the function are sliced, and XLA makes the slice alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = ("texts", "heads", "rows", "tokens")
 _TEXTS, _HEADS, _ROWS, _TOKENS = range(4)
 # A bias of at most this replaces its score.
 _MASKED = -(2.0**100)
-# Scores above this have the weight 0 beside scores of a softmax, if they are replaced by less.
+# A score replaced by this or less has the weight 0.
 _NO_WEIGHT = -1e9
 
 
@@ -72,19 +72,19 @@ class Groups:
         return jnp.reshape(x, (texts, *middle, self.sizes[width]))
 
     def _split(self, x: Array, labels: Labels, order: Sequence[int]) -> jax.Array:
-        """An array with an axis for each label, in an order; 1 for those that it lacks."""
+        """An array with an axis for each label, in an order; missing ones have size 1."""
         held = [y for axis in labels for y in axis]
         x = jnp.reshape(x, [self.sizes[y] for y in held])
         x = x.transpose([held.index(y) for y in order if y in held])
         return jnp.reshape(x, [self.sizes[y] if y in held else 1 for y in order])
 
     def term(self, x: Array, labels: Labels, kept: Labels) -> jax.Array:
-        """An array of scores as [texts, heads, rows, tokens], with 1 where it does not change.
+        """An array of scores as [texts, heads, rows, tokens], with size 1 along constant axes.
 
         Args:
           x: the array.
           labels: its own.
-          kept: its labels along which it changes.
+          kept: labels of its varying axes.
         """
         x = jnp.asarray(x)
         for axis, (own, changing) in enumerate(zip(labels, kept, strict=True)):
@@ -99,14 +99,14 @@ class Groups:
         return jnp.broadcast_to(x, wide).reshape(shape)
 
     def shape_of(self, terms: Iterable[Labels]) -> Shape:
-        """The shape of terms that change along labels, together."""
+        """The joint shape of terms with these labels of varying axes."""
         held = {y for labels in terms for axis in labels for y in axis}
         return tuple(self.size(part) if held.intersection(part) else 1 for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Own:
-    """A term, and its labels along which it changes."""
+    """A term, and the labels of its varying axes."""
 
     term: Term
     kept: Labels
@@ -129,8 +129,8 @@ class Terms:
       fields: of the spec.
       groups: how they are laid.
       parts: by name the terms of an operand.
-      mask: hides scores; None without a mask, or where lengths do it.
-      one_more: whether lengths are those given and one more.
+      mask: hides scores; None without a mask, or with lengths in its place.
+      one_more: whether to add 1 to given lengths.
     """
 
     fields: dict[str, Any]
@@ -185,7 +185,7 @@ def of(softmax: Softmax, key_scale: Term | None, value_scale: Term | None, group
     """The operands between two products; raises `Unread`.
 
     Args:
-      softmax: what lies between them.
+      softmax: the steps between them.
       key_scale, value_scale: of the caches.
       groups: of labels.
     """
@@ -218,7 +218,7 @@ def of(softmax: Softmax, key_scale: Term | None, value_scale: Term | None, group
 
 
 def _without_numbers(factors: Iterable[Term]) -> tuple[list[_Own], float]:
-    """Factors that are arrays, and the product of the others."""
+    """The arrays among factors, and the product of the numbers."""
     arrays, total = [], 1.0
     for factor in factors:
         value, number = _split_number(factor.value)
@@ -248,7 +248,7 @@ def _number(value: Value) -> float | None:
     return constants.number(value) if known is None else float(known.reshape(()))
 
 
-# Along which axes an array changes
+# Varying axes
 
 _ELEMENTWISE = (
     *("and", "or", "xor", "not", "eq", "ne", "lt", "le", "gt", "ge", "select_n"),
@@ -258,7 +258,7 @@ _FARTHEST = 24
 
 
 def _changing(value: Value, farthest: int = _FARTHEST) -> set[int]:
-    """The axes along which a value may change."""
+    """The axes of possible changes of a value."""
     every = {axis for axis, size in enumerate(value.shape) if size > 1}
     op = value.op
     if constants.number(value) is not None:
@@ -277,7 +277,7 @@ def _changing(value: Value, farthest: int = _FARTHEST) -> set[int]:
 
 
 def _places(op: Op) -> list[int] | None:
-    """For each axis of the input of a view of more than one entry, its axis of the output."""
+    """For each axis of the input of a view its axis of the output; any for size 1."""
     if op.name == "transpose":
         order = list(op.params["permutation"])
         return [order.index(axis) for axis in range(len(order))]
@@ -294,14 +294,14 @@ def _places(op: Op) -> list[int] | None:
 
 # Lengths
 
-# For `iota OP x`: whether it holds for small iota, and whether for iota = x, too.
+# Of `iota OP x`: true for small iota; true for iota = x.
 _COMPARISONS = {"lt": (True, False), "le": (True, True), "gt": (False, True), "ge": (False, False)}
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _INTEGERS = tuple(map(np.dtype, (np.int32, np.int16, np.int8, np.uint8, np.uint16)))
 
 
 def _lengths(mask: Mask, groups: Groups) -> tuple[_Own, bool] | None:
-    """The number of tokens that a mask keeps, where it keeps the first ones, less one perhaps."""
+    """The number of tokens kept by a mask of the first ones; True to add 1 to it."""
     value, labels = _unspread(mask.term.value, mask.term.labels)
     op = value.op
     if op is None or op.name not in _COMPARISONS:

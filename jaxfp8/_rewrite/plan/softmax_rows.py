@@ -2,8 +2,8 @@
 
     scores ─▶ * scale ─▶ + bias ─▶ where(mask, ..., lowest) ─▶ softmax ─▶ * scale ─▶ weights
 
-Transposes and reshapes may lie anywhere. So each value has labels: for each of its axes the axes of
-the weights that it holds. Axes of size 1 hold none.
+Transposes and reshapes may lie anywhere. So each value has labels: each of its axes holds axes of
+the weights. An axis of size 1 holds none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
 
-# For each axis of a value the labels that it holds, outermost first.
+# For each axis of a value its labels, outermost first.
 Labels = tuple[Shape, ...]
 
 _VIEWS = ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim")
@@ -29,11 +29,11 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Term:
-    """An array that is combined with scores or weights."""
+    """An array combined with scores or weights."""
 
     value: Value
     labels: Labels
-    inverse: bool = False  # a divisor, or what is subtracted
+    inverse: bool = False  # a divisor, or subtracted
     rounded: bool = False  # to bfloat16 as it is read
 
 
@@ -48,11 +48,11 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Softmax:
-    """What lies between the two products.
+    """The steps between the two products.
 
     Attributes:
       scores: the output of the first product, and its labels.
-      factors, biases, mask: what follows it, in this order.
+      factors, biases, mask: its next steps, in this order.
       weights: factors behind the softmax.
     """
 
@@ -75,8 +75,8 @@ class Reader:
     Attributes:
       source: the value in place of one of the function.
       sizes: of labels.
-      token: the label that the softmax sums over.
-      is_product: whether a value is the output of a call that may be the first product.
+      token: the label summed by the softmax.
+      is_product: tells whether a value is the output of a possible first product.
     """
 
     source: Callable[[Value], Value]
@@ -97,7 +97,7 @@ class Reader:
         )
 
     def _first(self, found: Iterator[Softmax]) -> Softmax:
-        """The first that can be read."""
+        """The first readable one."""
         why = ""
         while True:
             try:
@@ -137,7 +137,7 @@ class Reader:
         return (top.op, own) if found == (top, own) else None
 
     def _reduced(self, name: str, value: Value, labels: Labels) -> tuple[Value, Labels] | None:
-        """What a value reduces over tokens, spread over them again; stripped."""
+        """The operand of a reduction over tokens, spread over them again; stripped."""
         one = tuple(tuple(x for x in axis if x != self.token) for axis in labels)
         value, one = self.strip(value, self._of_operand(value, one))
         op = value.op
