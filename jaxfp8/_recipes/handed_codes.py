@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
-
-Optimiser = TypeVar("Optimiser", bound=Any)
+from typing import Any, NamedTuple
 
 
 class HandedCodes(NamedTuple):
@@ -20,21 +18,27 @@ class HandedCodes(NamedTuple):
     codes: Any
 
 
-def with_codes(optimiser: Optimiser, encode: Callable[..., Any]) -> Optimiser:
+def with_codes(optimiser: Any, encode: Callable[..., Any]) -> Any:
     """The optimiser, with the codes of the updated weights in its state.
 
     codes = encode(weights + updates). The next step reads them as `state.codes` and encodes
     nothing. Its numbers are those of a step that encodes its weights. Inside one `jax.jit` the
     sum is that of `optax.apply_updates`, so it is computed and stored once.
 
+    Wrap the whole chain: a transformation behind this one changes the updates after they were
+    encoded. After a change of the weights by hand, `state._replace(codes=encode(weights))`.
+
     Args:
       optimiser: an `optax.GradientTransformation`.
-      encode: a function of weights, such as one that calls `encode_weight` on each. It gets the
-        keywords of `update` too, such as the next scales of `DelayedScaling`; it needs defaults
-        for them, since `init` has none.
+      encode: a function of weights, such as one that calls `encode_weight` on each. If `update`
+        gets `scales`, such as the next ones of `DelayedScaling`, it gets them too; it needs a
+        default for them, since `init` has none. Other keywords go to the optimiser.
 
     Returns:
-      An `optax.GradientTransformation`; its state is a `HandedCodes`.
+      An `optax.GradientTransformationExtraArgs`; its state is a `HandedCodes`.
+
+    Raises:
+      ValueError: `update` was called without the weights.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8, optax
@@ -54,15 +58,23 @@ def with_codes(optimiser: Optimiser, encode: Callable[..., Any]) -> Optimiser:
       >>> bool(jnp.all(state.codes.forward.values == encode(w).forward.values))
       True
     """
+    import optax  # noqa: PLC0415 (whoever has an optimiser has it)
 
-    def init(weights: Any) -> HandedCodes:
-        return HandedCodes(optimiser.init(weights), encode(weights))
+    inner_update = optax.with_extra_args_support(optimiser).update
 
-    def update(gradients: Any, state: HandedCodes, weights: Any, **scales: Any) -> Any:
-        import optax  # noqa: PLC0415 (whoever has an optimiser has it)
+    def init(params: Any) -> HandedCodes:
+        return HandedCodes(optimiser.init(params), encode(params))
 
-        updates, inner = optimiser.update(gradients, state.inner, weights)
-        return updates, HandedCodes(inner, encode(optax.apply_updates(weights, updates), **scales))
+    def update(
+        updates: Any, state: HandedCodes, params: Any = None, *, scales: Any = None, **more: Any
+    ) -> tuple[Any, HandedCodes]:
+        if params is None:
+            raise ValueError(
+                "`with_codes`: `update` got no weights, and their codes are those after the "
+                "update; call `optimiser.update(gradients, state, weights)`"
+            )
+        updates, inner = inner_update(updates, state.inner, params, **more)
+        given = {} if scales is None else {"scales": scales}
+        return updates, HandedCodes(inner, encode(optax.apply_updates(params, updates), **given))
 
-    made: Optimiser = optimiser._replace(init=init, update=update)
-    return made
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -117,8 +117,8 @@ class Rewriter:
     def _warn(self, report: Report) -> None:
         """Warns that no dot was captured, once for each text."""
         text = (
-            f"`jaxfp8.rewrite`: none of the {len(report.sites)} 8-bit dots of `{report.name}` can "
-            f"be rewritten, so it is called as it is; {_first_miss(report)}"
+            f"`jaxfp8.rewrite`: none of the {len(report.sites)} 8-bit dots of `{report.name}` is "
+            f"rewritten, so it is called as it is; {_first_miss(report)}"
         )
         if text not in self._told:
             self._told.add(text)
@@ -213,7 +213,8 @@ def rewrite(
     Args:
       fun: any function of pytrees of arrays, jitted or not. As with `jax.jit`, it is traced once
         for each combination of shapes, dtypes and values of arguments that are not arrays.
-      strict: raise if a dot whose operand is or was 8-bit data cannot be rewritten.
+      strict: raise if a dot whose operand is or was 8-bit data is not rewritten, also one for
+        which XLA's program is faster.
       compute: None multiplies 8-bit data as it is stored. "int8" rounds FP8 and float operands of
         captured dots once more, as by `compute` of `jaxfp8.dot_general`; products of the backward
         pass are not. `explain` says what that costs.

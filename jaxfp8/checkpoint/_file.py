@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import itertools
 import math
@@ -224,5 +225,10 @@ def _starts(shape: tuple[int, ...], leading: list[tuple[int, int]]) -> Iterator[
 
 
 def _unreadable(path: str, error: OSError) -> CheckpointError:
+    if error.errno == errno.EBADF:
+        found, needs = "the checkpoint is closed", "its bytes are needed"
+        return CheckpointError(
+            path, "", found, needs, "open it again, and read before it is closed"
+        )
     found = f"the file cannot be read ({error.strerror or error})"
     return CheckpointError(path, "", found, "its bytes are needed", "check the path and its rights")

@@ -179,7 +179,7 @@ def _index_of(place: pathlib.Path) -> pathlib.Path | None:
 
 def _index(path: pathlib.Path) -> dict[str, str]:
     index = read_json(path).get("weight_map")
-    if not isinstance(index, dict) or not set(map(type, index.values())) <= {str}:
+    if not isinstance(index, dict) or set(map(type, index.values())) != {str}:
         needs = "weight_map, a file for each tensor, is needed"
         raise CheckpointError(path, "", "the index has no weight_map", needs, "fetch it again")
     return index

@@ -351,6 +351,13 @@ def test_index_has_to_name_what_the_files_have(tmp_path):
         checkpoint.load(path)
 
 
+def test_index_that_names_nothing_is_refused(tmp_path):
+    path = folder(tmp_path / "m", {"a": scales(3), "b": scales(4)}, files=2)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(CheckpointError, match="a file for each tensor, is needed"):
+        checkpoint.load(path)
+
+
 @pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", ".."])
 def test_index_cannot_name_files_elsewhere(tmp_path, name):
     path = folder(tmp_path / "m", {"a": scales(3), "b": scales(4)}, files=2)

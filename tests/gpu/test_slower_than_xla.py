@@ -8,7 +8,7 @@ import pytest
 import jaxfp8
 from jaxfp8._call.library import ffi
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*can be rewritten:jaxfp8.FallbackWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten, so:jaxfp8.FallbackWarning")
 
 
 def in_float32(x, w, *_):

@@ -21,7 +21,9 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 
 # For a test that means to leave a function as it is, of which `rewrite` warns.
-left_alone = pytest.mark.filterwarnings("ignore:.*8-bit dots of .* can be:jaxfp8.FallbackWarning")
+left_alone = pytest.mark.filterwarnings(
+    "ignore:.*8-bit dots of .* is rewritten:jaxfp8.FallbackWarning"
+)
 
 
 def count(fun: Callable[..., Any], *args: Any, name: str = "scaled_dot") -> int:

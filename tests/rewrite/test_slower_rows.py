@@ -209,3 +209,22 @@ def test_a_row_names_its_machine_and_its_run() -> None:
     for row in slower.ROWS:
         assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx")
         assert re.match("H100: |H200: |Xeon: |not measured: ", row.seen), row.seen
+
+
+def test_a_captured_product_of_floats_is_not_compared_with_one_of_integers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"amx_int8": ""})
+    monkeypatch.setattr(ffi, "cpu_features", lambda: AMX)
+    fun, args = product(256, 2048, 2048, INT8, INT8)
+    (site,) = jaxfp8.explain(fun, target=CPU)(*args).matched
+    assert "save memory" not in site.note
+
+
+def test_the_weight_of_integers_may_be_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"amx_int8": ""})
+    monkeypatch.setattr(ffi, "cpu_features", lambda: AMX)
+    fun = lambda w, x, scale: jnp.matmul(w, x, preferred_element_type=jnp.int32) * scale  # noqa: E731
+    args = array((2048, 2048), INT8), array((2048, 256), INT8), array((2048, 1), F32)
+    (site,) = jaxfp8.explain(fun, target=CPU)(*args).missed
+    assert site.reason.endswith("is no faster than XLA's product of integers")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from training.samples import MATRIX, TENSOR, blocks_too, first_state, normal
 
@@ -59,3 +60,23 @@ def test_updated_weights_are_stored_once():
     program = lower(w, None, optimiser.init(w)).compile()
     # The gradient has the size of the weights. No second array of that size is there.
     assert program.memory_analysis().temp_size_in_bytes < 1.9 * w.nbytes
+
+
+def test_microbatches_and_arguments_of_the_optimiser_work_as_in_optax():
+    w, gradient = normal(32, 16), normal(32, 16, seed=1)
+    codes_of = functools.partial(encode, TENSOR)
+    summed = optax.MultiSteps(jaxfp8.with_codes(optax.sgd(1e-2), codes_of), 2)
+    state = summed.init(w)
+    for _ in range(2):
+        updates, state = summed.update(gradient, state, params=w)
+    codes = codes_of(optax.apply_updates(w, updates))
+    jax.tree.map(np.testing.assert_array_equal, state.inner_opt_state.codes, codes)
+    plateau = optax.chain(optax.sgd(1e-2), optax.contrib.reduce_on_plateau())
+    handing = jaxfp8.with_codes(plateau, codes_of)
+    handing.update(gradient, handing.init(w), w, value=jnp.float32(1))
+
+
+def test_an_update_without_weights_is_told():
+    handing = jaxfp8.with_codes(optax.sgd(1e-2), functools.partial(encode, TENSOR))
+    with pytest.raises(ValueError, match=r"got no weights.*call `optimiser\.update"):
+        handing.update(normal(32, 16), handing.init(normal(32, 16)))

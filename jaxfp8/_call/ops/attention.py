@@ -92,7 +92,8 @@ class AttentionSpec:
 
 _TERMS = ("key_scale", "value_scale", "bias", "lengths")
 
-# Support. `AttentionWhyNot` in ffi/cuda/kernels/attention/schedule.cc has the same rules.
+# Support. `AttentionWhyNot` in ffi/cuda/kernels/attention/schedule.cc has the same rules, but for
+# 32 rows.
 
 _OLDEST_GPU = 80
 

@@ -119,8 +119,9 @@ class _Product:
 
     @property
     def in_lines(self) -> bool:
-        """Whether the contracted axis of the right side is its last, as in weights [N, K]."""
-        return len(self.form.rhs.shape) - 1 in self.form.rhs.contracting
+        """Whether the contracted axis of the side with more lines is its last, as in [N, K]."""
+        weight = max(reversed(self.sides), key=asked.lines)
+        return len(weight.shape) - 1 in weight.contracting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -380,12 +381,12 @@ def only_saves_memory(spec: ScaledDotSpec, platform: str) -> str:
     On an H100 XLA read codes up to 1.2x as fast as bfloat16 up to 1024 x 1024, and larger ones 1.5x
     to 1.9x.
     """
-    integers = dtypes.is_int8(spec.lhs.dtype) and dtypes.is_int8(spec.rhs.dtype)
-    if routes.kernel_for(spec, platform) == xla_products.NAME:
-        is_small = _Product(spec, xla_products.NAME).stored <= _NO_GAIN
-        return f"so small that XLA multiplies it: {_MEMORY} and hardly time" if is_small else ""
-    slower = than_xla(spec, platform, in_integers=integers)
-    return "" if slower is None else f"{slower.reason}: {_MEMORY} alone"
+    if (slower := than_xla(spec, platform)) is not None:
+        return f"{slower.reason}: {_MEMORY} alone"
+    if routes.kernel_for(spec, platform) != xla_products.NAME:
+        return ""
+    is_small = _Product(spec, xla_products.NAME).stored <= _NO_GAIN
+    return f"so small that XLA multiplies it: {_MEMORY} and hardly time" if is_small else ""
 
 
 def _machines(platform: str) -> set[str]:
