@@ -179,7 +179,9 @@ def test_an_open_checkpoint_keeps_no_array(path):
 def test_a_closed_checkpoint_says_so_for_a_large_tensor(tmp_path):
     opened = checkpoint.open(large(tmp_path)[0])
     opened.close()
-    with pytest.raises(checkpoint.CheckpointError, match="cannot be read"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"the checkpoint is closed.*open it again"
+    ):
         opened["a.weight"]
 
 

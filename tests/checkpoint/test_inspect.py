@@ -99,10 +99,3 @@ def test_an_open_checkpoint_is_not_read_again(tmp_path, monkeypatch):
         assert not checkpoint.inspect(opened, values=True).problems
         with pytest.raises(ValueError, match="`unscaled` is passed with an open checkpoint"):
             checkpoint.inspect(opened, unscaled=True)
-
-
-def test_a_closed_checkpoint_is_told(tmp_path):
-    with checkpoint.open(folder(tmp_path / "m", UP)) as held:
-        pass
-    with pytest.raises(CheckpointError, match=r"the checkpoint is closed.*open it again"):
-        held["up.weight"]
