@@ -41,16 +41,15 @@ test: setup-latest  ## the suite on the oldest JAX, then a part of it on the new
 	$(call suite,.venv,--old-emitters); note $$?; \
 	$(call suite,.venv,-m same_bits); note $$?; \
 	if [ -x .venv-latest/bin/pytest ]; then \
-	  $(call suite,.venv-latest,$(QUICK) -m "not gpu and not any_jax and not slow"); note $$?; \
+	  $(call suite,.venv-latest,--one-case --share 3 -m "not gpu and not any_jax and not slow"); note $$?; \
 	fi; [ $$ran = 1 ] && [ $$failed = 0 ]
 
 test-quick: setup  ## one case of every other test, on the oldest JAX, in five minutes
-	@$(call suite,.venv,--old-emitters $(QUICK) -m "not gpu and not slow")
+	@$(call suite,.venv,--old-emitters --one-case --share 2 -m "not gpu and not slow")
 
 test-cuda: cuda  ## the tests that need the library for GPUs, and no GPU
 	@$(call suite,.venv,--require-cuda-library -m "cuda_library and not gpu")
 
-QUICK = --one-case --share 2
 suite = { $(1)/bin/python tools/show_versions.py; $(1)/bin/pytest -n $(JOBS) $(2) $(ARGS); }
 
 check: setup  ## format, lint, types, import contracts, and tables beside their data

@@ -5,9 +5,9 @@ set(JAXFP8_WARNINGS -Wall -Wextra -Werror -Wno-restrict -Wno-uninitialized -Wno-
 # AddressSanitizer finds an access through a null pointer, through one that wrapped around, or past
 # an object. So UBSan's checks of these are off; those of pointer sums take 30 % of the compile time
 # of a kernel file.
-set(JAXFP8_MEMORY -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+set(JAXFP8_MEMORY -Og -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
   -fno-sanitize=null,nonnull-attribute,object-size,pointer-overflow,returns-nonnull-attribute,vptr)
-set(JAXFP8_RACES -O1 -g1 -fsanitize=thread)
+set(JAXFP8_RACES -Og -g1 -fsanitize=thread)
 
 # Old sanitizers stumble over addresses that are very random.
 find_program(setarch setarch)
