@@ -96,6 +96,9 @@ _TERMS = ("key_scale", "value_scale", "bias", "lengths")
 # 32 rows.
 
 _OLDEST_GPU = 80
+_WIDTHS = (64, 128, 256)
+# A tile has 8 rows, and each reads the cache anew.
+_TILE, _MOST_ROWS = 8, 16
 
 
 class _Switch:
@@ -121,11 +124,6 @@ def allow_attention(allowed: bool) -> None:
 def is_allowed() -> bool:
     """Whether `rewrite` may make the call."""
     return _Switch.is_on
-
-
-_WIDTHS = (64, 128, 256)
-# A tile has 8 rows, and each reads the cache anew.
-_TILE, _MOST_ROWS = 8, 16
 
 
 def runs_here() -> bool:

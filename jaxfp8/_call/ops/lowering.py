@@ -134,8 +134,8 @@ def _scales_as_stored(form: ScaledDotSpec, kernel: str) -> tuple[str, ...]:
 
     A conversion before a call is a kernel of its own: 1.4 us, while a product of one row takes 10.
     `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths read
-    float32. Exponents that change within the 128 of K of a block (MX) are read by paths that fold
-    them into the codes, which is exact.
+    float32. Exponents of MX change within the 128 of K of a block; some paths fold them into the
+    codes, exactly, and read them as stored.
     """
     sides = {"lhs_scale": form.lhs, "rhs_scale": form.rhs}
     exponents = tuple(name for name, side in sides.items() if side.scale_exponents)

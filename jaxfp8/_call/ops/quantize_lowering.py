@@ -101,7 +101,7 @@ def _has_kernel(platform: str, shape: Shape, matrix: Matrix, spec: QuantizeSpec)
 
 
 def _rows_last(shape: Shape, spec: QuantizeSpec) -> Shape | None:
-    """The order of axes in which each tile is a row, if that is not the order that they have."""
+    """An order of axes with each tile as a row; None if there is none, or no need of one."""
     tiles = list(enumerate(zip(spec.tiles, shape, strict=True)))
     whole = [axis for axis, (tile, size) in tiles if tile >= size > 1]
     others = [axis for axis, _ in tiles if axis not in whole]

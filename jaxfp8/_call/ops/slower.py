@@ -396,8 +396,8 @@ def _machines(platform: str) -> set[str]:
     capability = targets.compute_capability() if platform == "cuda" else None
     if capability is None:
         return set()
-    own = {_HOPPER: {"cuda:90"}}.get(capability, set())
-    return {"cuda", *own} | ({"cuda:100+"} if capability >= _BLACKWELL else set())
+    kinds = {"cuda:90": capability == _HOPPER, "cuda:100+": capability >= _BLACKWELL}
+    return {"cuda", *(kind for kind, is_own in kinds.items() if is_own)}
 
 
 def _reason(row: Row, product: _Product, platform: str) -> str:

@@ -24,7 +24,7 @@ from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.plan import score_terms
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.score_terms import Groups
-from jaxfp8._rewrite.plan.softmax_rows import Labels, Reader, Softmax, Term, Unread
+from jaxfp8._rewrite.plan.softmax_rows import Labels, Reader, Softmax, Term, Unread, varying
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
@@ -97,10 +97,7 @@ class _Cache:
             1 < tile < size for tile, size in zip(side.tiles, side.shape, strict=True)
         ):
             raise Unread("the scales of the cache are exponents, or hold for blocks")
-        labels = tuple(
-            own if count > 1 else () for own, count in zip(self.labels, value.shape, strict=True)
-        )
-        return Term(value, labels, rounded=side.scale_rounded)
+        return Term(value, varying(self.labels, value.shape), rounded=side.scale_rounded)
 
 
 def _cache_of(spec: ScaledDotSpec) -> str | None:
@@ -302,10 +299,7 @@ def _with_epilogue(first: Op, softmax: Softmax) -> Softmax:
     biases = [given[name] for name in ("residual", "bias") if name in given]
     if biases and softmax.factors:
         raise Unread("scores are scaled after a bias")
-    terms = (
-        Term(x, tuple(y if n > 1 else () for y, n in zip(softmax.labels, x.shape, strict=True)))
-        for x in biases
-    )
+    terms = (Term(x, varying(softmax.labels, x.shape)) for x in biases)
     return dataclasses.replace(softmax, biases=(*softmax.biases, *terms))
 
 

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
-from jaxfp8._rewrite.plan.softmax_rows import Labels, Mask, Softmax, Term, Unread
+from jaxfp8._rewrite.plan.softmax_rows import Labels, Mask, Softmax, Term, Unread, varying
 from jaxfp8._value.spec import Shape
 
 _NAMES = ("texts", "heads", "rows", "tokens")
@@ -312,11 +312,10 @@ def _lengths(mask: Mask, groups: Groups) -> tuple[_Own, bool] | None:
         (_MIRRORED[op.name], op.inputs[::-1]),
     ):
         is_first, with_equal = _COMPARISONS[name]
-        of_operand = [x if n > 1 else () for x, n in zip(labels, counted.shape, strict=False)]
-        if is_first != mask.kept_where or not _counts(counted, tuple(of_operand), token):
+        of_counted = varying(labels, counted.shape)
+        if is_first != mask.kept_where or not _counts(counted, of_counted, token):
             continue
-        own_labels = tuple(x if n > 1 else () for x, n in zip(labels, other.shape, strict=False))
-        own = _Own.of(Term(other, own_labels))
+        own = _Own.of(Term(other, varying(labels, other.shape)))
         shape = groups.shape_of([own.kept])
         if shape[_HEADS] == shape[_TOKENS] == 1 and other.dtype in _INTEGERS:
             return own, with_equal
@@ -338,7 +337,7 @@ def _unspread(value: Value, labels: Labels) -> tuple[Value, Labels]:
             if not any(are_true):
                 break
             value = op.inputs[are_true.index(True) - 1]
-            labels = tuple(x if n > 1 else () for x, n in zip(labels, value.shape, strict=True))
+            labels = varying(labels, value.shape)
         elif op.name in ("convert_element_type", "copy"):
             value = op.inputs[0]
         elif (places := _places(op)) is not None:

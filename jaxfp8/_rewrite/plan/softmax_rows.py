@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -64,6 +64,13 @@ class Softmax:
     weights: tuple[Term, ...] = ()
 
 
+def varying(labels: Labels, shape: Shape) -> Labels:
+    """The labels of an operand of this shape, whose axes of size 1 broadcast; none of a number."""
+    if not shape:
+        return ()
+    return tuple(own if n > 1 else () for own, n in zip(labels, shape, strict=True))
+
+
 class Unread(Exception):
     """Why no softmax is read; "" if there is none."""
 
@@ -92,31 +99,19 @@ class Reader:
             raise Unread("")
         if op.name == "div" and (exp := self._exp_over_its_sum(op, labels)) is not None:
             return dataclasses.replace(self._behind_exp(*exp), weights=after)
-        return self._first(
-            self.weights(path, own, (*after, term)) for path, own, term in self._paths(op, labels)
-        )
+        path, own, term = self._path(op, labels)
+        return self.weights(path, own, (*after, term))
 
-    def _first(self, found: Iterator[Softmax]) -> Softmax:
-        """The first readable one."""
-        why = ""
-        while True:
-            try:
-                return next(found)
-            except Unread as unread:
-                why = why or str(unread)
-                raise Unread(why) from None
-            except StopIteration:
-                raise Unread(why) from None
-
-    def _paths(self, op: Op, labels: Labels) -> Iterator[tuple[Value, Labels, Term]]:
-        """Each input of an op as the way back, with the other as a term."""
+    def _path(self, op: Op, labels: Labels) -> tuple[Value, Labels, Term]:
+        """The input of an op on the way back, with the other as a term; raises `Unread`."""
         numbers = len(op.inputs) if op.name in ("mul", "add") else 1
         for i in range(numbers):
             path, other = op.inputs[i], op.inputs[1 - i]
-            own = self._of_operand(path, labels)
+            own = varying(labels, path.shape)
             if self._holds_product(path) and self._held(own) == self._held(labels):
-                term = Term(other, self._of_operand(other, labels), op.name in ("div", "sub"))
-                yield path, own, term
+                term = Term(other, varying(labels, other.shape), op.name in ("div", "sub"))
+                return path, own, term
+        raise Unread("")
 
     def _holds_product(self, value: Value) -> bool:
         """Whether a value depends on a product by arrays as large as the scores."""
@@ -130,7 +125,7 @@ class Reader:
 
     def _exp_over_its_sum(self, op: Op, labels: Labels) -> tuple[Op, Labels] | None:
         """The op of exp in `exp(x) / sum(exp(x))` over tokens."""
-        top, own = self.strip(op.inputs[0], self._of_operand(op.inputs[0], labels))
+        top, own = self.strip(op.inputs[0], varying(labels, op.inputs[0].shape))
         if top.op is None or top.op.name != "exp":
             return None
         found = self._reduced("reduce_sum", op.inputs[1], labels)
@@ -139,7 +134,7 @@ class Reader:
     def _reduced(self, name: str, value: Value, labels: Labels) -> tuple[Value, Labels] | None:
         """The operand of a reduction over tokens, spread over them again; stripped."""
         one = tuple(tuple(x for x in axis if x != self.token) for axis in labels)
-        value, one = self.strip(value, self._of_operand(value, one))
+        value, one = self.strip(value, varying(one, value.shape))
         op = value.op
         if op is not None and op.name == "max" and name == "reduce_max":
             least = [constants.number(v) == -np.inf for v in op.inputs]
@@ -162,7 +157,7 @@ class Reader:
         op = value.op
         if op is None or op.name != "sub":
             raise Unread("its softmax does not subtract the largest score")
-        top = self.strip(op.inputs[0], self._of_operand(op.inputs[0], labels))
+        top = self.strip(op.inputs[0], varying(labels, op.inputs[0].shape))
         if self._reduced("reduce_max", op.inputs[1], labels) != top:
             raise Unread("its softmax does not subtract the largest score")
         return self._scores(*top, Softmax(*top))
@@ -179,10 +174,8 @@ class Reader:
             raise Unread(f"{op.name if op else 'an input'} lies between the scores and the softmax")
         if op.name in ("add", "sub") and found.factors:
             raise Unread("scores are scaled after a bias")
-        return self._first(
-            self._scores(path, own, _with(found, op.name, term))
-            for path, own, term in self._paths(op, labels)
-        )
+        path, own, term = self._path(op, labels)
+        return self._scores(path, own, _with(found, op.name, term))
 
     def _masked(self, op: Op, labels: Labels, found: Softmax) -> Softmax:
         if found.factors or found.biases or found.mask is not None:
@@ -194,9 +187,9 @@ class Reader:
         kept = lowest.index(None)
         number = lowest[1 - kept]
         assert number is not None
-        term = Term(which, self._of_operand(which, labels))
+        term = Term(which, varying(labels, which.shape))
         mask = Mask(term, bool(kept), number)
-        own = self._of_operand(cases[kept], labels)
+        own = varying(labels, cases[kept].shape)
         return self._scores(cases[kept], own, dataclasses.replace(found, mask=mask))
 
     # Labels
@@ -245,13 +238,6 @@ class Reader:
     @staticmethod
     def _held(labels: Labels) -> set[int]:
         return {x for axis in labels for x in axis}
-
-    @staticmethod
-    def _of_operand(value: Value, labels: Labels) -> Labels:
-        """The labels of an operand whose axes of size 1 broadcast."""
-        if not value.shape:
-            return ()
-        return tuple(own if n > 1 else () for own, n in zip(labels, value.shape, strict=True))
 
 
 def _with(found: Softmax, name: str, term: Term) -> Softmax:

@@ -103,7 +103,7 @@ _PARTS = {"operand 0": "lhs", "operand 1": "rhs", "result 0": "output", "sums": 
 
 
 def told(spec: ScaledDotSpec, eqn: Any, known: Types) -> str:
-    """What is split, what is sent, and what a float program would send; "" where that is unknown.
+    """The split, and the bytes sent here and by a float program; "" where they are unknown.
 
     The types of the arrays of `eqn`, or else `known`, say how they are sharded.
     """
