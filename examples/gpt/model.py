@@ -28,6 +28,7 @@ class Config:
       vocabulary: number of tokens.
       dense: makes a dense layer from its number of features and its name.
       embed: makes the table of tokens from its sizes and its name.
+      attention: `implementation` of `jax.nn.dot_product_attention` for whole texts.
       dtype: dtype of what flows between the layers.
       remat: whether blocks are recomputed in the backward pass.
       policy: what is saved nevertheless, as `jax.checkpoint` takes it.
@@ -40,6 +41,7 @@ class Config:
     vocabulary: int = VOCABULARY
     dense: Callable[..., nn.Module] = nn.Dense
     embed: Callable[..., nn.Module] = nn.Embed
+    attention: str = "xla"
     dtype: Any = jnp.bfloat16
     remat: bool = True
     policy: Callable[..., Any] | None = None
@@ -63,13 +65,17 @@ class Attention(nn.Module):
         config, (batch, length, width) = self.config, x.shape
         qkv = config.dense(3 * width, name="qkv")(x)
         query, key, value = jnp.split(qkv.reshape(batch, length, 3 * config.heads, -1), 3, 2)
-        mask = jnp.tril(jnp.ones((length, length), bool))
+        mask = None
         if self.decode:
             key, value, mask = self._cached(key, value)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-        scores = jnp.where(mask, scores * query.shape[-1] ** -0.5, -jnp.inf)
-        weights = jax.nn.softmax(scores).astype(value.dtype)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        mixed = jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            is_causal=not self.decode,
+            implementation="xla" if self.decode else config.attention,
+        )
         return config.dense(width, name="out")(mixed.reshape(x.shape))
 
     def _cached(self, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
@@ -83,7 +89,8 @@ class Attention(nn.Module):
         values.value = jax.lax.dynamic_update_slice(values.value, value, (0, at, 0, 0))
         place.value = at + key.shape[1]
         here = at + jnp.arange(key.shape[1])
-        return keys.value, values.value, jnp.arange(shape[1]) <= here[:, None]
+        seen = jnp.arange(shape[1]) <= here[:, None]
+        return keys.value, values.value, seen[None, None]
 
 
 class Block(nn.Module):

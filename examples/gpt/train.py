@@ -65,7 +65,9 @@ def model_of(run: Run) -> GPT:
         nn.Embed, dtype=jnp.bfloat16, embedding_init=nn.initializers.normal(0.02)
     )
     policy = jaxfp8.codes_saveable  # saves nothing in bfloat16
-    return GPT(dataclasses.replace(run.config, dense=dense, embed=embed, policy=policy))
+    attention = "cudnn" if jax.default_backend() == "gpu" else "xla"
+    made = {"dense": dense, "embed": embed, "policy": policy, "attention": attention}
+    return GPT(dataclasses.replace(run.config, **made))
 
 
 @functools.lru_cache
