@@ -12,7 +12,6 @@ from jaxfp8._rewrite.ir.facts import Fact, Product
 from jaxfp8._rewrite.ir.graph import Callers, Jaxpr, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales, storage_bytes
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
-from jaxfp8._rewrite.ir.wholes import Whole
 from jaxfp8._value import dtypes
 
 
@@ -24,7 +23,6 @@ class Context(abc.ABC):
       seen: the dots seen so far, shared with the walks of regions.
       own: the dots of this walk, without those of regions inside it.
       effects: ops that must run even if nobody reads their outputs.
-      wholes: the calls that were inlined; an unchanged one stays one operation.
     """
 
     def __init__(self, seen: Seen | None = None) -> None:
@@ -32,7 +30,6 @@ class Context(abc.ABC):
         self.seen = Seen() if seen is None else seen
         self.own: list[DotSite] = []
         self.effects: list[Op] = []
-        self.wholes: list[Whole] = []
         self._implicit: dict[Value, Scaled] = {}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxfp8._rewrite.ir import emit, wholes
+from jaxfp8._rewrite.ir import emit
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.plan.walk import Walk
@@ -30,9 +30,8 @@ class Body:
     compute: str | None = None
 
     def program(self, replaced: Replaced) -> Program:
-        """The program with these replacements. An inlined call without any stays whole."""
-        every = {**wholes.replacements(self.walk.wholes, replaced), **replaced}
-        return emit.schedule(self.outputs, self.walk.effects, every, self.inputs)
+        """The program with these replacements."""
+        return emit.schedule(self.outputs, self.walk.effects, replaced, self.inputs)
 
     def ops(self, replaced: Replaced) -> dict[Op, tuple[Value, ...]]:
         """The ops of that program in order, each with its inputs."""

@@ -11,7 +11,6 @@ from jax.custom_batching import custom_vmap
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir.graph import Array, Op, Params, Value
-from jaxfp8._rewrite.ir.wholes import Whole
 from jaxfp8._rewrite.regions import exits
 from jaxfp8._rewrite.regions.borders import Border, Inside
 from jaxfp8._rewrite.regions.registry import extra_outputs, new_op, rebuilt, region, walk_inside
@@ -77,16 +76,14 @@ def optimised_forward(walk: Context, op: Op) -> Sequence[Value]:
 
 @region("composite")
 def composite(walk: Context, op: Op) -> Sequence[Value] | None:
-    """A function with a name for other compilers is inlined; it stays whole if nothing changes.
+    """A function with a name for other compilers is inlined.
 
     JAX knows no effects of a composite, so one with effects is left as it is.
     """
     jaxpr = op.params["call_jaxpr" if "call_jaxpr" in op.params else "jaxpr"]  # from JAX 0.12 on
     if compat.has_effects(compat.open_jaxpr(jaxpr)):
         return None
-    outputs = walk_inside(walk, op, jaxpr, op.inputs)
-    walk.wholes.append(Whole(op, tuple(outputs)))
-    return outputs
+    return walk_inside(walk, op, jaxpr, op.inputs)
 
 
 @region("custom_vmap_call")
