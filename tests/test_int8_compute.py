@@ -334,7 +334,6 @@ class TestRewrite:
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.w.qvalue, self.w.scale)]
         (row,) = jaxfp8.explain(in_floats, compute="int8")(normal(6, 96), *shapes).matched
         assert row.rhs.dtype == "float8_e4m3fn" and "relative error of .028" in row.note
-        assert "become 0" not in row.note
         (plain,) = jaxfp8.explain(in_floats)(normal(6, 96), *shapes).matched
         assert plain.note == "" and plain.kernels["cpu"] != row.kernels["cpu"]
 
@@ -344,16 +343,6 @@ class TestRewrite:
         (plain,) = jaxfp8.explain(in_floats)(normal(6, 96), w.qvalue, w.scale).matched
         assert row.rhs == plain.rhs
         assert "contracted axis" not in row.note
-
-    def test_explain_warns_of_lines_that_lose_many_values(self):
-        w = jaxfp8.quantize(with_outliers(256, 32), channelwise_axes=(1,))
-        lost = int8_compute.lost(jaxfp8.dequantize(w), (0,))
-        count, x = int((lost > 0.1).sum()), normal(6, 256)
-        assert count > 0
-        (row,) = jaxfp8.explain(in_floats, compute="int8")(x, w.qvalue, w.scale).matched
-        assert f"in {count} of its 32 lines more than 10% of the values become 0" in row.note
-        (call,) = jaxfp8.explain(lambda x, w: jaxfp8.matmul(x, w, compute="int8"))(x, w).calls
-        assert f"in {count} of its 32 lines" in call.note
 
     def test_group_scaled_integers_are_missed_with_the_reason(self):
         def product(x, q, s):

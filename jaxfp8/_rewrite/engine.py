@@ -272,8 +272,7 @@ def explain(
 
     Args:
       fun: the function, as given to `rewrite`.
-      compute: as given to `rewrite`. With "int8", a row says what the second rounding costs, and
-        which lines of an operand it sets to 0 in good part; for the latter, give arrays.
+      compute: as given to `rewrite`. With "int8", a row says what the second rounding costs.
       target: the machine to explain for, such as `jaxfp8.Target("cuda", 90)`; None is the one at
         hand. Nothing of it is needed here, but the CUDA library names kernels and says where 8
         bits lose. Without the library these are left open.
@@ -300,7 +299,6 @@ def explain(
         types = types_of(traced.jaxpr, arguments.arrays)
         with deciding_for(target):
             decision = decide(traced.jaxpr, compute)
-            decision.learn([*traced.consts, *arguments.arrays])
             return report_of(fun, decision.seen, types)
 
     return explained

@@ -127,7 +127,6 @@ class QuantizedDots:
         arguments = split(args, kwargs)
         rounded, dots = self._rewriter.rounded(arguments)
         decision = decide(rounded.jaxpr)
-        decision.learn([*rounded.consts, *arguments.arrays])
         seen, left = decision.seen, dots.left
         counted = sum(site.op.name not in unserved.UNCOUNTED for site in left)
         both = Seen([*seen.sites, *dots.split, *left], max(seen.others - counted, 0), seen.calls)

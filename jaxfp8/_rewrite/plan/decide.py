@@ -5,10 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-
-import jax
-import numpy as np
 
 from jaxfp8._call.library.targets import platform
 from jaxfp8._rewrite.ir import emit, graph
@@ -59,12 +55,6 @@ class Decision:
     def changed(self) -> bool:
         """Whether any dot became another one, or anything is picked as bytes instead."""
         return self.seen.changed_since()
-
-    def learn(self, arrays: Sequence[Any]) -> None:
-        """Take the arrays of the inputs, for a report; no decision depends on them."""
-        for value, array in zip(self.program.inputs, arrays, strict=False):
-            if isinstance(array, jax.Array | np.ndarray) and not isinstance(array, jax.core.Tracer):
-                value.concrete = array
 
 
 @collector_paused()
