@@ -20,7 +20,6 @@ from jaxfp8._rewrite.plan.direct import Direct, Refused
 from jaxfp8._rewrite.plan.trace import Trace, collector_paused, trace
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.report import Report
-from jaxfp8._rewrite.report.split import types_of
 from jaxfp8._value.errors import FallbackWarning, level_of_user, shown
 
 # Each value of a static argument has a trace of its own, as in jax.jit.
@@ -296,9 +295,8 @@ def explain(
     def explained(*args: Any, **kwargs: Any) -> Report:
         arguments = split(args, kwargs)
         traced = trace(fun, arguments)
-        types = types_of(traced.jaxpr, arguments.arrays)
         with deciding_for(target):
             decision = decide(traced.jaxpr, compute)
-            return report_of(fun, decision.seen, types)
+            return report_of(fun, decision.seen)
 
     return explained

@@ -64,34 +64,6 @@ def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
     return (), params
 
 
-def types_of_outputs(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
-    """The output types of an equation for operands with other shardings.
-
-    None if JAX's rules need more information.
-    """
-    functions, params = bind_params(eqn)
-
-    def bind(*arrays: Any) -> Any:
-        return eqn.primitive.bind(*functions, *arrays, **params)
-
-    with _Untold():
-        return jax.make_jaxpr(bind)(*operands).out_avals
-    return None
-
-
-class _Untold:
-    """A context that ends if JAX cannot tell a sharding; JAX's exception is not public."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        if kind is None:
-            return False
-        known = issubclass(kind, TypeError | ValueError | NotImplementedError)
-        return known or kind.__name__ == "ShardingTypeError"
-
-
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """The number of constants and of carried values of a scan."""
     if "num_consts" in params:

@@ -293,47 +293,6 @@ def test_a_report_says_how_a_product_is_split_and_what_it_sends(layout):
     assert [site.mesh for site in called.calls] == [told]
 
 
-AUTOMATIC = {
-    "fsdp and columns": (P("d", None), P("d", "m"), SPLIT["fsdp and columns"][1]),
-    "rows": (P(None, "m"), P("m", None), SPLIT["rows"][1]),
-    "data": (P("d", None), P(None, None), SPLIT["data"][1]),
-}
-
-
-class TestReportOnAutomaticAxes:
-    """XLA decides, but the arguments say where it begins."""
-
-    @pytest.fixture(params=AUTOMATIC)
-    def case(self, request):
-        of_x, of_w, told = AUTOMATIC[request.param]
-        mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-
-        def shape(shape, dtype, spec):
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-
-        x = shape((64, 256), jnp.bfloat16, of_x)
-        q = jaxfp8.QArray(shape((256, 512), jnp.int8, of_w), shape((), jnp.float32, P()))
-        with jax.set_mesh(mesh):
-            yield x, q, f"XLA decides; as arguments lie, {told}"
-
-    def test_it_says_so_of_a_product_that_is_rewritten(self, case):
-        x, q, told = case
-        function = jax.jit(lambda x, q: jnp.tanh(x) @ jaxfp8.dequantize(q, x.dtype))
-        assert [site.mesh for site in jaxfp8.explain(function)(x, q).matched] == [told]
-
-    def test_it_says_so_of_a_call(self, case):
-        x, q, told = case
-        assert [site.mesh for site in jaxfp8.explain(jaxfp8.matmul)(x, q).calls] == [told]
-
-    def test_it_says_so_of_a_product_in_a_scan(self, case):
-        x, q, told = case
-
-        def function(x, q):
-            return jax.lax.scan(lambda c, _: (c, c @ jaxfp8.dequantize(q, c.dtype)), x, None, 3)[1]
-
-        assert [site.mesh for site in jaxfp8.explain(function)(x, q).matched] == [told]
-
-
 def test_a_report_without_placed_arguments_says_nothing_of_a_mesh():
     with jax.set_mesh(jax.make_mesh((1,), ("m",), axis_types=(jax.sharding.AxisType.Auto,))):
         q = jaxfp8.quantize(jnp.ones((256, 512)), jnp.int8)

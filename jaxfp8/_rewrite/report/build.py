@@ -20,12 +20,10 @@ from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding, split
 from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site, Stack
 from jaxfp8._rewrite.report.report import Report
-from jaxfp8._rewrite.report.split import Types
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
-_UNKNOWN: Types = {}
 _CARRIED = "carry it as uint8, and bitcast what is read and written"
 _AS_BYTES = {
     "gather": 'index with mode="clip"',
@@ -33,11 +31,11 @@ _AS_BYTES = {
 }
 
 
-def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> Report:
-    """The report on the dots of a function; `types` are of its arrays on automatic mesh axes."""
+def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
+    """The report on the dots of a function."""
     name = getattr(fun, "__name__", type(fun).__name__)
-    rows = tuple(_row(site, types) for site in seen.sites)
-    calls = tuple(_call_row(op, types) for op in seen.calls)
+    rows = tuple(map(_row, seen.sites))
+    calls = tuple(map(_call_row, seen.calls))
     stacks = [*_stacks(seen.picks, in_bytes=True), *_stacks(seen.widened, in_bytes=False)]
     stacks.sort(key=lambda stack: (stack.in_bytes, stack.file, stack.line))
     return Report(
@@ -77,7 +75,7 @@ def _located(op: Op) -> dict[str, Any]:
     return {"file": place.file, "line": place.line, "function": place.function}
 
 
-def _row(site: DotSite, types: Types) -> Site:
+def _row(site: DotSite) -> Site:
     place = source.place(site.op)
     spec = None if site.captured is None else site.captured.spec
     is_product = spec is not None or site.terms > 0
@@ -97,12 +95,12 @@ def _row(site: DotSite, types: Types) -> Site:
         widened_bytes=sum(_widened(*given) for given in site.given),
         out_dtype=site.op.outputs[0].dtype.name if spec is None else spec.epilogue.out_dtype,
         note=_notes(site),
-        mesh=split.told(spec, site.op.equation, types) if isinstance(spec, ScaledDotSpec) else "",
+        mesh=split.told(spec, site.op.equation) if isinstance(spec, ScaledDotSpec) else "",
         **_on_platforms(spec, cuda=_certain_path(site)),
     )
 
 
-def _call_row(op: Op, types: Types) -> Site:
+def _call_row(op: Op) -> Site:
     """The row of a scaled or ragged dot that the function holds already."""
     spec: ScaledDotSpec | RaggedSpec = op.params["spec"]
     return Site(
@@ -116,7 +114,7 @@ def _call_row(op: Op, types: Types) -> Site:
         epilogue=_epilogue(spec),
         out_dtype=spec.epilogue.out_dtype,
         note=_notes_of(op),
-        mesh=split.told(spec, op.equation, types) if isinstance(spec, ScaledDotSpec) else "",
+        mesh=split.told(spec, op.equation) if isinstance(spec, ScaledDotSpec) else "",
         **_platforms_of(op),
     )
 
