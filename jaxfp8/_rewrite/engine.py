@@ -10,13 +10,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxfp8._call.library.targets import Target, deciding_for
 from jaxfp8._ops.int8_compute import check_compute
 from jaxfp8._rewrite.derive import derivatives, halves
 from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import Decision, decide
-from jaxfp8._rewrite.plan.direct import Direct, Refused
 from jaxfp8._rewrite.plan.trace import Trace, collector_paused, trace
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.report import Report
@@ -34,14 +35,7 @@ class Rewritten:
     # The rewritten function, from constants and flat arrays to flat arrays; None where no dot was
     # captured.
     call: Callable[..., Any] | None = None
-    # The same, without a jit of its own and with the output in its structure; None where the call
-    # must not be traced by another jit.
-    bare: Callable[..., Any] | None = None
-
-    @property
-    def consts(self) -> tuple[Any, ...]:
-        """The constants of the trace."""
-        return self.trace.consts
+    consts: tuple[Any, ...] = ()  # the constants of the trace
 
     def __call__(self, arguments: Arguments) -> Any:
         assert self.call is not None
@@ -146,19 +140,22 @@ def rewritten_of(
     def call(*arrays: Any) -> Sequence[Any]:
         return of_used(*[arrays[i] for i in used])
 
-    ops = decision.program.ops
+    ops, consts = decision.program.ops, tuple(map(_on_device, traced.consts))
     if len(ops) == 1 and ops[0][0].name in ("jit", "pjit"):
         # The function is one jit, which may donate and shard. A jit around it would hide that.
-        return Rewritten(traced, call)
-    is_plain = traced.is_cacheable and not traced.labels
-
-    def bare(*arrays: Any) -> Any:
-        return traced.restore(call(*arrays))
-
+        return Rewritten(traced, call, consts)
     # JAX keeps a trace as long as the traced function lives. `of_used` would live for ever, because
     # its traces refer to it for their derivatives. So `call` is what is jitted.
     call.__name__ = call.__qualname__ = name
-    return Rewritten(traced, jax.jit(call), bare if is_plain else None)
+    return Rewritten(traced, jax.jit(call), consts)
+
+
+def _on_device(const: Any) -> Any:
+    """A constant as a JAX array, so that no call has to convert it from NumPy."""
+    if not isinstance(const, np.ndarray):
+        return const
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        return jnp.asarray(const)
 
 
 def _refuse_misses(report: Report) -> None:
@@ -245,21 +242,10 @@ def rewrite(
     check_compute("jaxfp8.rewrite", compute)
     _check_target("rewrite", target)
     rewriter = Rewriter(fun, strict=strict, warns=True, compute=compute, target=target)
-    direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find, _MOST_TRACES)
 
     @functools.wraps(fun)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return direct.call(args, kwargs)
-        except Refused:
-            pass  # an error below must not be chained to this one
-        arguments = split(args, kwargs)
-        version = rewriter.find(arguments)
-        if version.call is None:
-            return fun(*args, **kwargs)
-        return (
-            direct.call(args, kwargs) if direct.learn(args, kwargs, version) else version(arguments)
-        )
+        return rewriter(*args, **kwargs)
 
     return rewritten
 
