@@ -262,39 +262,3 @@ def test_a_block_that_a_shard_would_cut_keeps_the_weight_in_its_place(split):
     np.testing.assert_allclose(y, jaxfp8.matmul(np.asarray(x), q), rtol=1e-5, atol=1e-4)
     assert "all-gather" not in text
     assert "all-to-all" not in text
-
-
-SPLIT = {
-    "fsdp and columns": (
-        (P("d", None), P("d", "m"), None),
-        "split by rows over d and columns over m; sends rhs (128.0 KiB); in floats 256.0 KiB",
-    ),
-    "rows": (
-        (P(None, "m"), P("m", None), P(None, None)),
-        "split by depth over m; sends sums (256.0 KiB); in floats 256.0 KiB",
-    ),
-    "data": ((P("d", None), P(None, None), None), "split by rows over d; sends nothing"),
-}
-
-
-@pytest.mark.parametrize("layout", SPLIT)
-def test_a_report_says_how_a_product_is_split_and_what_it_sends(layout):
-    (of_x, of_w, out), told = SPLIT[layout]
-    x = jax.device_put(jnp.ones((64, 256), jnp.bfloat16), of_x)
-    q = jaxfp8.quantize(jax.device_put(jnp.ones((256, 512)), of_w), jnp.int8)
-
-    def written(x, q):
-        return jnp.dot(x, jaxfp8.dequantize(q, x.dtype), out_sharding=out)
-
-    report = jaxfp8.explain(written)(x, q)
-    assert [site.mesh for site in report.matched] == [told]
-    assert "split by" in str(report)
-    called = jaxfp8.explain(lambda x, q: jaxfp8.matmul(x, q, out_sharding=out))(x, q)
-    assert [site.mesh for site in called.calls] == [told]
-
-
-def test_a_report_without_placed_arguments_says_nothing_of_a_mesh():
-    with jax.set_mesh(jax.make_mesh((1,), ("m",), axis_types=(jax.sharding.AxisType.Auto,))):
-        q = jaxfp8.quantize(jnp.ones((256, 512)), jnp.int8)
-        report = jaxfp8.explain(lambda x: x @ jaxfp8.dequantize(q))(jnp.ones((64, 256)))
-    assert [site.mesh for site in report.matched] == [""]

@@ -29,7 +29,7 @@ def test_report_as_json_holds_rows_and_totals() -> None:
 def test_report_as_json_says_its_schema_and_survives_a_round_trip() -> None:
     text = jaxfp8.explain(mixed)(*_args()).to_json()
     loaded = json.loads(text)
-    assert loaded["schema"] == "jaxfp8.report/1"
+    assert loaded["schema"] == "jaxfp8.report/2"
     fields = {"schema", "name", "totals", "sites", "calls", "stacks", "encodings"}
     assert set(loaded) == fields
     assert [row["status"] for row in loaded["sites"]] == ["rewritten", "missed"]

@@ -8,7 +8,6 @@ factors of `shards`. Arrays with another split are resharded first, as stored: 8
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import math
@@ -126,31 +125,6 @@ def choose_shards(
                 break
         shards = shards.scatter(factors, axis, sorted(_factors_of(axis, outputs)))
     return shards
-
-
-def bytes_sent(
-    shards: Shards, factors: Factors, operands: Sequence[Any], results: Sequence[Any]
-) -> dict[str, int]:
-    """Bytes sent between devices, as if each mesh axis were the only one.
-
-    They are keyed "operand 0", ..., "result 0", ... and "sums"; unmoved arrays are not listed. A
-    gather or an exchange counts once, an all-reduce twice.
-    """
-    sent: collections.Counter[str] = collections.Counter()
-    arrays = list(map(_Array.of, operands, factors.operands))
-    outputs = list(map(_Array.of, results, factors.results))
-    scattered = {axis for axes in shards.scattered.values() for axis in axes}
-    for axis, devices in shards.mesh.shape.items():
-        owner = next((name for name, axes in shards.mesh_axes.items() if axis in axes), None)
-        for i, array in enumerate(arrays):
-            sent[f"operand {i}"] += round(_moved(array, array.factor_of(axis), owner, devices))
-        if owner is not None and factors.summed(owner):
-            times = 1 if axis in scattered else 2
-            sent["sums"] += sum(times * 4 * y.size for y in outputs)
-        else:
-            for i, y in enumerate(outputs):
-                sent[f"result {i}"] += round(_moved(y, owner, y.factor_of(axis), devices))
-    return {name: number for name, number in sent.items() if number}
 
 
 @dataclasses.dataclass(frozen=True)

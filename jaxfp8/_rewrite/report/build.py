@@ -17,7 +17,7 @@ from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
-from jaxfp8._rewrite.report import second_rounding, split
+from jaxfp8._rewrite.report import second_rounding
 from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site, Stack
 from jaxfp8._rewrite.report.report import Report
 from jaxfp8._rewrite.rules import unserved
@@ -95,7 +95,6 @@ def _row(site: DotSite) -> Site:
         widened_bytes=sum(_widened(*given) for given in site.given),
         out_dtype=site.op.outputs[0].dtype.name if spec is None else spec.epilogue.out_dtype,
         note=_notes(site),
-        mesh=split.told(spec, site.op.equation) if isinstance(spec, ScaledDotSpec) else "",
         **_on_platforms(spec, cuda=_certain_path(site)),
     )
 
@@ -114,7 +113,6 @@ def _call_row(op: Op) -> Site:
         epilogue=_epilogue(spec),
         out_dtype=spec.epilogue.out_dtype,
         note=_notes_of(op),
-        mesh=split.told(spec, op.equation) if isinstance(spec, ScaledDotSpec) else "",
         **_platforms_of(op),
     )
 

@@ -77,8 +77,6 @@ class Site(Located):
       remedy: what to change; "" for a rewritten one.
       note: what scales along a contracting axis cost, and a second rounding to int8, for a scaled
         dot; else "".
-      mesh: how a scaled dot is split over explicit mesh axes, and what it sends; "" elsewhere. On
-        automatic axes XLA decides, while it compiles.
       ended_by: the operation that keeps the 8-bit data from a scaled dot, as JAX names it. It is
         "dot_general" for the dot itself, and "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.
@@ -105,7 +103,6 @@ class Site(Located):
     epilogue: str
     out_dtype: str
     note: str = ""
-    mesh: str = ""
     widened_bytes: int = 0
     platforms: dict[str, str | None]
     kernels: dict[str, str]

@@ -9,7 +9,7 @@ from jaxfp8._rewrite.report.model import Findings
 from jaxfp8._value import tables
 
 # The version of the fields of `to_json`. A new field keeps it; a changed or missing one does not.
-SCHEMA = "jaxfp8.report/1"
+SCHEMA = "jaxfp8.report/2"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

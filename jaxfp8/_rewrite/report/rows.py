@@ -64,7 +64,7 @@ def _outcome(site: Site, widened_bytes: int) -> Iterator[str]:
         yield epilogue if site.rewritten else site.reason
     details = [*_kernels(site), *_quantized(site)]
     details += [f"saves {tables.size(widened_bytes)}"] if site.rewritten else []
-    yield from filter(None, (*details, site.mesh))
+    yield from details
     if site.ended_at != site.where and site.ended_at:
         yield f"at {relative(site.ended_at)}"
     if site.note:
