@@ -188,8 +188,6 @@ def test_stack_that_passes_through_a_scan_keeps_its_codes(options: Any, dtype: A
         return lax.scan(turn, 0.0, (q, s), **options)
 
     codes = np.random.default_rng(0).permutation(1024).astype(np.uint8).reshape(8, 128)
-    stacks = jaxfp8.explain(model)(codes.view(dtype), jnp.arange(8.0)).stacks
-    assert [(s.operation, s.shape, s.in_bytes) for s in stacks] == [("scan", (8, 128), True)] * 2
     total, got = jaxfp8.rewrite(model)(codes.view(dtype), jnp.arange(8.0))
     assert np.array_equal(np.asarray(got).view(np.uint8), codes) and total == 28
     empty = jaxfp8.rewrite(model)(jnp.zeros((0, 3), dtype), jnp.zeros(0))[1]

@@ -330,31 +330,3 @@ def test_report_shows_the_scale_that_the_call_gets(fun: Callable[..., Any], scal
     x, q, *_ = _args()
     report = jaxfp8.explain(fun)(x, q, jnp.arange(24.0))
     assert report.matched[0].rhs.scale == scale
-
-
-def test_stacks_that_are_picked_in_bytes_and_those_that_stay_wide_are_told() -> None:
-    def model(x: Any, q: Any, table: Any) -> Any:
-        def layer(state: Any, w: Any) -> Any:
-            x, table = state
-            table = jax.lax.dynamic_update_slice(table, x.astype(table.dtype), (3, 0))
-            row = jnp.take(table, jnp.int32(x[0, 0]), axis=0).astype(x.dtype)
-            return (jaxfp8.matmul(x, w) + row, table), None
-
-        return jax.lax.scan(layer, (x, table), q)[0]
-
-    data = Data()
-    q = jaxfp8.QArray(data.bits8(4, 32, 32), data.scale(4, 1, 32))
-    report = jaxfp8.explain(model)(data.normal(1, 32), q, data.bits8(8, 32))
-    told = {s.operation: (s.shape, s.widened_bytes, s.in_bytes, s.remedy) for s in report.stacks}
-    assert told == {
-        "scan": ((4, 32, 32), 8192, True, ""),
-        "dynamic_update_slice": (
-            (8, 32),
-            512,
-            False,
-            "carry it as uint8, and bitcast what is read and written",
-        ),
-        "gather": ((8, 32), 512, False, 'index with mode="clip"'),
-    }
-    assert "f8_e4m3fn[4,32,32] in bytes; as written," in str(report).replace("\n", " ")
-    assert len(json.loads(report.to_json())["stacks"]) == 3

@@ -54,16 +54,6 @@ def test_a_program_for_another_machine_is_right_here() -> None:
     np.testing.assert_array_equal(np.asarray(y, np.float32), 16)
 
 
-def test_fp8_stacks_are_told_for_a_cpu_alone() -> None:
-    def loop(x: Any, stack: Any) -> Any:
-        return jax.lax.scan(lambda x, q: (product(x, q), None), x, stack)[0]
-
-    x, q = args(2, 32, 32)
-    stack = jnp.stack([q, q])
-    assert jaxfp8.explain(loop, target=jaxfp8.Target("cpu"))(x, stack).stacks
-    assert not jaxfp8.explain(loop, target=H100)(x, stack).stacks
-
-
 def test_gpu_is_another_name_of_cuda() -> None:
     assert jaxfp8.Target("gpu", 90) == H100
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
@@ -23,10 +22,6 @@ DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
 
 
-# Dtypes and shapes.
-Arrays = tuple[tuple[np.dtype, Shape], ...]
-
-
 @dataclasses.dataclass(eq=False)
 class Seen:
     """The dots of a function, regions included."""
@@ -36,11 +31,8 @@ class Seen:
     others: int = 0  # the number of all other dots
     # The scaled dots already in the function.
     calls: list[Op] = dataclasses.field(default_factory=list)
-    # Gathers, slices and stacks of FP8 arrays done on bytes instead, each with the dtypes and the
-    # shapes of those arrays.
-    picks: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
-    # Likewise gathers, slices and updates of FP8 arrays in loops, kept as written.
-    widened: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
+    # Gathers, slices and stacks of FP8 arrays done on bytes instead.
+    picks: set[Op] = dataclasses.field(default_factory=set)
     # Encodings fused into one call with their operand's producer. The first of each call has the
     # name of the producer and the number of encodings.
     encoded: dict[Op, tuple[str, int]] = dataclasses.field(default_factory=dict)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir.facts import Amax, Product
-from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite
 from jaxfp8._rewrite.plan import calls, guards
@@ -26,8 +26,6 @@ from jaxfp8._value import dtypes
 
 # What XLA on the CPU does to a whole FP8 array, in float16, to get a part of it.
 _PICKS = ("dynamic_slice", *gathers.NAMES)
-_UPDATES = ("dynamic_update_slice", "scatter")
-_LOOPS = ("scan", "while")
 
 
 @dataclasses.dataclass
@@ -76,9 +74,8 @@ class _Resolver:
 
     def _record(self, wants: dict[DotSite, Wants], live: set[Value]) -> None:
         """Note in each dot what became of it. A dot whose output nobody reads is no row."""
-        for value in live:
-            if value.dtype in dtypes.FLOAT8 and self.walk.picks_bytes and value.op is not None:
-                self._note_pick(value, value.op)
+        picked = (value.op for value in self.picked if value in live)
+        self.walk.seen.picks.update(op for op in picked if op is not None)
         for site in self.walk.own:
             if site not in wants and site.op.outputs[0] not in live:
                 self.walk.seen.sites.remove(site)
@@ -134,15 +131,6 @@ class _Resolver:
         if value not in self.picked:
             self.picked[value] = casts.bitcast(fact.q, value.dtype)
         return self.picked[value]
-
-    def _note_pick(self, value: Value, op: Op) -> None:
-        """Note an op that picks from an FP8 array; in a loop, also one that is left as written."""
-        seen, in_loop = self.walk.seen, any(c.primitive.name in _LOOPS for c in op.callers)
-        array = (value.dtype, op.inputs[0].shape) if op.inputs else None
-        if array is not None and value in self.picked:
-            seen.picks[op] = (array,)
-        elif array is not None and in_loop and op.name in (*_PICKS, *_UPDATES):
-            seen.widened[op] = (array,)
 
     def _open(self, product: Product) -> bool:
         """Whether the call of its dot, as far as it is settled, may compute the product."""

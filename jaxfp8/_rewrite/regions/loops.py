@@ -97,17 +97,16 @@ def _in_bytes(walk: Context, op: Op, inside: Inside, n_state: int) -> Inside:
 
     Stacked results leave as bytes, too (`_run_scan`).
     """
-    length = op.params["length"]
     sources = tuple(
         (value, "pick" if how == "slice" and value.dtype in dtypes.FLOAT8 else how)
         for value, how in inside.sources
     )
-    stacks = [(value.dtype, value.shape) for value, how in sources if how == "pick"]
     results = inside.program.outputs[n_state:]
-    stacks += [(v.dtype, (length, *v.shape)) for v in results if v.dtype in dtypes.FLOAT8]
-    if not (stacks and length and walk.picks_bytes):
+    has_stacks = any(how == "pick" for _, how in sources)
+    has_stacks |= any(value.dtype in dtypes.FLOAT8 for value in results)
+    if not (has_stacks and op.params["length"] and walk.picks_bytes):
         return inside
-    walk.seen.picks[op] = tuple(stacks)
+    walk.seen.picks.add(op)
     return dataclasses.replace(inside, sources=sources, changed=True)
 
 

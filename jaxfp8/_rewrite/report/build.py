@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,13 @@ from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
-from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
+from jaxfp8._rewrite.ir.sites import Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding
-from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site, Stack
+from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site
 from jaxfp8._rewrite.report.report import Report
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
-
-_CARRIED = "carry it as uint8, and bitcast what is read and written"
-_AS_BYTES = {
-    "gather": 'index with mode="clip"',
-    "dynamic_slice": "hold it as uint8, and bitcast what is read",
-}
 
 
 def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
@@ -36,14 +30,11 @@ def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
     name = getattr(fun, "__name__", type(fun).__name__)
     rows = tuple(map(_row, seen.sites))
     calls = tuple(map(_call_row, seen.calls))
-    stacks = [*_stacks(seen.picks, in_bytes=True), *_stacks(seen.widened, in_bytes=False)]
-    stacks.sort(key=lambda stack: (stack.in_bytes, stack.file, stack.line))
     return Report(
         name=name,
         sites=rows,
         others=seen.others,
         calls=calls,
-        stacks=tuple(stacks),
         encodings=tuple(_encoding(op, *made) for op, made in seen.encoded.items()),
     )
 
@@ -52,21 +43,6 @@ def _encoding(op: Op, producer: str, scales: int) -> EncodedValue:
     """A value that is made and encoded in one call."""
     dtype, shape = op.outputs[0].dtype.name, op.outputs[0].shape
     return EncodedValue(**_located(op), producer=producer, dtype=dtype, shape=shape, scales=scales)
-
-
-def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:
-    """The FP8 arrays that ops slice, pick from or update."""
-    for op, arrays in ops.items():
-        located = _located(op)
-        for dtype, shape in arrays:
-            yield Stack(
-                **located,
-                operation=op.name,
-                dtype=dtype.name,
-                shape=shape,
-                in_bytes=in_bytes,
-                remedy="" if in_bytes else _AS_BYTES.get(op.name, _CARRIED),
-            )
 
 
 def _located(op: Op) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,32 +115,6 @@ class Site(Located):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stack(Located):
-    """An FP8 array that a loop slices, stacks or updates, or that is picked from, on the CPU.
-
-    XLA does that in float16 there, and a loop often holds the whole array so.
-
-    Attributes:
-      file, line, function: the innermost frame of the user's own code.
-      operation: what does it, as JAX names it: "scan", "dynamic_slice", ...
-      dtype, shape: of the array.
-      in_bytes: whether `rewrite` does it with bytes instead, which are neither widened nor copied.
-      remedy: what to change where it does not; else "".
-    """
-
-    operation: str
-    dtype: str
-    shape: tuple[int, ...]
-    in_bytes: bool
-    remedy: str
-
-    @property
-    def widened_bytes(self) -> int:
-        """The size of the array in float16."""
-        return 2 * math.prod(self.shape)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedValue(Located):
     """A value of FP8 training that is made and encoded in one call, on a GPU.
 
@@ -167,7 +140,6 @@ class Findings:
     sites: tuple[Site, ...]
     others: int
     calls: tuple[Site, ...] = ()
-    stacks: tuple[Stack, ...] = ()
     encodings: tuple[EncodedValue, ...] = ()
 
     @property

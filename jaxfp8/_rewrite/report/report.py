@@ -24,8 +24,6 @@ class Report(Findings):
       sites: one row for each dot that 8-bit data reached, in order.
       others: how many dots 8-bit data never reached.
       calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
-      stacks: the FP8 arrays that are sliced, picked from or updated, where XLA on the CPU would
-        widen them; () if JAX's default backend is not the CPU.
       encodings: the values of FP8 training that are made and encoded in one call; () if JAX's
         default backend is not a GPU.
     """
@@ -37,9 +35,8 @@ class Report(Findings):
             for sites in (self.sites, self.calls)
         )
         named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
-        stacks = [dataclasses.asdict(stack) for stack in self.stacks]
         encodings = [dataclasses.asdict(one) for one in self.encodings]
-        whole = {**named, "sites": own, "calls": calls, "stacks": stacks, "encodings": encodings}
+        whole = {**named, "sites": own, "calls": calls, "encodings": encodings}
         return tables.json(whole, indent)
 
     def to_html(self) -> str:

@@ -127,8 +127,8 @@ def headline(report: Findings) -> str:
 
 
 def footer(report: Findings) -> list[str]:
-    """FP8 stacks, encodings, and by platform and reason why scaled dots have no kernel."""
-    counted = Counter([*_stacks(report), *_encodings(report)])
+    """Encodings, and by platform and reason why scaled dots have no kernel."""
+    counted = Counter(_encodings(report))
     lines = [f"{count} x {line}" if count > 1 else line for line, count in counted.items()]
     calls = (*report.matched, *report.calls)
     for platform in dict.fromkeys(p for site in calls for p in site.platforms):
@@ -148,12 +148,3 @@ def _encodings(report: Findings) -> Iterator[str]:
         scales = f" for {one.scales} scales" if one.scales > 1 else ""
         encoded = f"{_array(one.dtype, one.shape)} encoded{scales}"
         yield f"{relative(one.where)}: {encoded} in one call with {one.producer}"
-
-
-def _stacks(report: Findings) -> Iterator[str]:
-    """The way of each FP8 stack on the CPU."""
-    for stack in report.stacks:
-        wide, at = tables.size(stack.widened_bytes), f"{relative(stack.where)} {stack.operation}"
-        made = f"in bytes; as written, XLA on the CPU makes {wide} of float16"
-        left = f"XLA on the CPU makes {wide} of float16 -> {stack.remedy}"
-        yield f"{at}: {_array(stack.dtype, stack.shape)} {made if stack.in_bytes else left}"
