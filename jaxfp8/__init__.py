@@ -16,7 +16,6 @@ from jaxfp8._ops.products import dot_general, einsum, matmul
 from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize
 from jaxfp8._ops.ragged import ragged_dot
 from jaxfp8._ops.ring import gathered_matmul
-from jaxfp8._ops.solve import solve
 from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.handed_codes import with_codes
 from jaxfp8._recipes.quantization import Quantization
@@ -112,7 +111,6 @@ __all__ = [
     "ragged_dot",
     "recipe_dot_general",
     "rewrite",
-    "solve",
     "split_dot",
     "stack",
     "strict",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxfp8._ops.solve import Solution
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.scaling import Scaling
 from jaxfp8._rewrite import Report, Site
@@ -23,6 +22,5 @@ __all__ = [
     "Report",
     "Scaling",
     "Site",
-    "Solution",
     "StoredTensor",
 ]
