@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
-import jax
-
 from jaxfp8._bench import _gpu_codes, _gpu_groups, _gpu_layers, _peaks, _step
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._decoder import MODELS
@@ -94,8 +92,6 @@ def _on_gpu() -> Named:
     yield from _gpu_codes.table()
     yield from _gpu_groups.table()
     yield from _gpu_layers.table()
-    if jax.device_count() > 1:
-        yield from _gpu_layers.on_a_mesh()
 
 
 def _product(platform: str, kind: str, shape: Shape) -> tuple[str, Callable[[], Case]]:

@@ -1,4 +1,4 @@
-"""The cases of layers on a GPU: outputs in FP8, a norm before a product, training; on a mesh."""
+"""The cases of layers on a GPU: outputs in FP8, a norm before a product, training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jaxfp8
 from jaxfp8._bench._case import Case
@@ -21,31 +19,16 @@ from jaxfp8._bench._products import normal, quantize_rows
 _E4M3 = jnp.float8_e4m3fn
 _NN, _NT = ((((1,), (axis,)), ((), ())) for axis in (0, 1))
 _TOKENS, _WIDTH, _HIDDEN = 8192, 4096, 14336  # of Llama-3-8B
-_AXES = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
-_LARGE = 8192, 28672  # K and N of a weight whose columns are split
-# The split of a training step: activations, first and second weight.
-_SPLITS = {
-    "data": (P("d", None), P(None, None), P(None, None)),
-    "tensor": (P(None, None), P(None, "d"), P("d", None)),
-}
 
 
 def table() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """On one device."""
+    """Two layers in a row, a norm in front of one, and a step of training."""
     yield "output", output
     yield "chain", chain
     for m in (1, 16, 64, 512, 2048, 8192):
         yield f"norm layer {m}", functools.partial(norm_layer, m)
     for wide in (4096, _HIDDEN):
         yield f"train {wide}", functools.partial(train, _TOKENS, _WIDTH, wide)
-
-
-def on_a_mesh() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """On all devices."""
-    for m in (16, 4096):
-        yield f"mesh w8a16 {m}", functools.partial(columns, m)
-    for split in _SPLITS:
-        yield f"mesh train {split}", functools.partial(train_on_a_mesh, split)
 
 
 def _ours(x: Any, w: Any, **more: Any) -> Any:
@@ -141,19 +124,19 @@ def train(tokens: int, width: int, hidden: int) -> Case:
     """A training step of a perceptron block; tests/training compares its gradients."""
     x = bf16(0, tokens, width)
     up, down = (normal(1 + i, *s) / np.sqrt(s[0]) for i, s in enumerate(_shapes(width, hidden)))
-    delayed = jaxfp8.DelayedScaling()
+    delayed, fp8 = jaxfp8.DelayedScaling(), jaxfp8.fp8_dot_general
     state = jaxfp8.ScalingState.init(delayed)
     recipes: dict[str, Any] = {
-        "jaxfp8 delayed": functools.partial(_fp8, recipe=delayed, state=state),
-        "jaxfp8 current": functools.partial(_fp8, recipe=jaxfp8.CurrentScaling()),
+        "jaxfp8 delayed": functools.partial(fp8, state=state, recipe=delayed),
+        "jaxfp8 current": functools.partial(fp8, recipe=jaxfp8.CurrentScaling()),
         "jaxfp8 current, channel": functools.partial(
-            _fp8, recipe=jaxfp8.CurrentScaling(granularity="channel")
+            fp8, recipe=jaxfp8.CurrentScaling(granularity="channel")
         ),
         "XLA bf16": jax.lax.dot_general,
     }
     contenders = {}
     for name, dot in recipes.items():
-        step = jax.jit(functools.partial(_step, dot, None))
+        step = jax.jit(functools.partial(_step, dot))
         contenders[name] = Contender(functools.partial(step, x, up, down))
     flops = 12.0 * tokens * width * hidden
     return Case(name=f"train {tokens} x {width} x {hidden}", contenders=contenders, flops=flops)
@@ -163,85 +146,12 @@ def _shapes(width: int, hidden: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (width, hidden), (hidden, width)
 
 
-def _fp8(
-    x: jax.Array,
-    w: jax.Array,
-    numbers: Any,
-    out_sharding: Any = None,
-    *,
-    recipe: Any,
-    state: Any = None,
-) -> jax.Array:
-    return jaxfp8.fp8_dot_general(x, w, numbers, state, recipe=recipe, out_sharding=out_sharding)
-
-
-def _step(dot: Any, out: P | None, x: jax.Array, up: jax.Array, down: jax.Array) -> Any:
+def _step(dot: Any, x: jax.Array, up: jax.Array, down: jax.Array) -> Any:
     """The mean square of the output, and gradients of the input and of both float32 weights."""
 
     def loss(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         up, down = up.astype(x.dtype), down.astype(x.dtype)
-        y = dot(jax.nn.gelu(dot(x, up, _NN)), down, _NN, out_sharding=out)
+        y = dot(jax.nn.gelu(dot(x, up, _NN)), down, _NN)
         return jnp.mean(y.astype(jnp.float32) ** 2)
 
     return jax.value_and_grad(loss, (0, 1, 2))(x, up, down)
-
-
-def _mesh(axes: str) -> jax.sharding.Mesh:
-    return jax.make_mesh((jax.device_count(),), ("d",), axis_types=(_AXES[axes],))
-
-
-def _placed(mesh: jax.sharding.Mesh, spec: P, seed: int, *shape: int) -> jax.Array:
-    """Random values, made on their devices."""
-    make = lambda: (normal(seed, *shape) / np.sqrt(shape[0])).astype(jnp.bfloat16)  # noqa: E731
-    with jax.set_mesh(mesh):
-        return jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
-
-
-def _on(mesh: jax.sharding.Mesh, function: Any, *operands: Any, units: int = 1) -> Contender:
-    compiled = jax.jit(function)
-
-    def enqueue() -> Any:
-        with jax.set_mesh(mesh):
-            return compiled(*operands)
-
-    return Contender(enqueue, units=units)
-
-
-def columns(m: int) -> Case:
-    """W8A16 with the columns of the weight split; one program has several weights."""
-    (k, n), contenders = _LARGE, {}
-    quantise = jax.jit(functools.partial(jaxfp8.quantize, channelwise_axes=(1,)))
-    matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
-    for axes in _AXES:
-        mesh = _mesh(axes)
-        x = _placed(mesh, P(None, None), 0, m, k)
-        wide = [_placed(mesh, P(None, "d"), 1 + i, k, n) for i in range(8 if m <= 128 else 2)]
-        with jax.set_mesh(mesh):
-            held = [quantise(w) for w in wide]
-        for name, dot, ws in (("jaxfp8", matmul, held), ("XLA bf16", jnp.matmul, wide)):
-            many = lambda x, ws, dot=dot: [dot(x, w) for w in ws]  # noqa: E731
-            contenders[f"{name} {axes}"] = _on(mesh, many, x, ws, units=len(ws))
-    moved = n * k + 2.0 * m * (n + k)
-    flops = 2.0 * m * n * k if m > 128 else 0.0
-    return Case(name=f"columns split, M={m}", contenders=contenders, bytes=moved, flops=flops)
-
-
-def train_on_a_mesh(
-    split: str, tokens: int = _TOKENS, width: int = _WIDTH, hidden: int = _HIDDEN
-) -> Case:
-    """The training step, with its data or its hidden activations split."""
-    contenders = {}
-    fp8 = functools.partial(_fp8, recipe=jaxfp8.CurrentScaling())
-    for axes in _AXES:
-        mesh = _mesh(axes)
-        shapes = (tokens, width), *_shapes(width, hidden)
-        operands = [
-            _placed(mesh, spec, seed, *shape)
-            for seed, (spec, shape) in enumerate(zip(_SPLITS[split], shapes, strict=True))
-        ]
-        out = _SPLITS[split][0] if axes == "explicit" else None
-        for name, dot in (("jaxfp8 current", fp8), ("XLA bf16", jax.lax.dot_general)):
-            step = functools.partial(_step, dot, out)
-            contenders[f"{name} {axes}"] = _on(mesh, step, *operands)
-    flops = 12.0 * tokens * width * hidden
-    return Case(name=f"train, {split} split", contenders=contenders, flops=flops)
