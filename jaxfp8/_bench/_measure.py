@@ -70,11 +70,16 @@ class Missing:
     failed: bool = True
 
 
+# What a device, a compiler, a missing package or unsuitable sizes raise. Any other error is a
+# mistake of the benchmark and ends it.
+_REFUSALS = (RuntimeError, ValueError, ArithmeticError, MemoryError, ImportError, OSError)
+
+
 def attempt(make: Callable[[], T]) -> T | Missing:
-    """The result of `make`, or why there is none. An error in one does not stop the others."""
+    """The result of `make`, or why it was refused. The table shows that, and others go on."""
     try:
         return make()
-    except Exception as error:  # noqa: BLE001 (a row of the table shows it)
+    except _REFUSALS as error:
         first = next(iter(str(error).splitlines()), "")
         return Missing(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 

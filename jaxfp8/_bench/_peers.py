@@ -70,7 +70,14 @@ def _saturates() -> bool:
 def _contender(prepare: Callable[[], Callable[[], Any]]) -> Contender | Missing:
     if importlib.util.find_spec("torch") is None:
         return Missing(f"PyTorch is not installed: {INSTALL}")
-    return attempt(lambda: Contender(prepare(), lambda last: None))
+
+    def made() -> Contender:
+        try:
+            return Contender(prepare(), lambda last: None)
+        except AttributeError as error:
+            raise NotImplementedError(f"this PyTorch lacks an operation: {error}") from error
+
+    return attempt(made)
 
 
 @functools.cache
