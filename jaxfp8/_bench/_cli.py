@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shapes",
         default=_options.TABLE,
         metavar="SHAPES",
-        help=f"{_options.FORM} (default: {_options.TABLE})",
+        help=f"{_options.TABLE}, or {_options.FORM} (default: {_options.TABLE})",
     )
     rows = ",".join(map(str, _options.ROWS))
     parser.add_argument("--rows", metavar="M,M,...", help=f"M for NxK and models (default: {rows})")
@@ -139,7 +139,7 @@ def _cases_of(options: argparse.Namespace, platform: str) -> dict[str, Callable[
         models = _step.MODEL if is_table else options.shapes
         return dict(_cases.steps(platform, options.step, models, counts, layers, cache))
     if not is_table:
-        return dict(_cases.shaped(platform, _options.shapes(options.shapes, rows)))
+        return dict(_cases.shaped(platform, _options.shapes(options.shapes, rows, _options.ROWS)))
     if rows is not None:
         raise ValueError(f"--rows goes with --shapes; the {_options.TABLE} has rows of its own")
     return dict(_cases.table(platform))

@@ -88,13 +88,18 @@ MODELS = {
 TABLE = "table"
 ROWS = (1, 16, 256)
 _ITEM = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)")
-FORM = f"{TABLE}, or models ({', '.join(MODELS)}) and sizes (NxK, MxNxK) with commas between"
+FORM = f"models ({', '.join(MODELS)}) and sizes (NxK, MxNxK) with commas between"
 
 
-def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
-    """M, N and K of the requested products, such as "minilm,4096x4096,1x14336x4096"."""
+def shapes(
+    text: str, rows: Sequence[int] | None, usual: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """M, N and K of the requested products, such as "minilm,4096x4096,1x14336x4096".
+
+    Without `rows`, models and sizes without M have the `usual` ones.
+    """
     items = [item.strip() for item in text.split(",")]
-    asked = [shape for item in items for shape in _written(item, rows)]
+    asked = [shape for item in items for shape in _written(item, rows or usual)]
     if rows is not None and all(item.count("x") == 2 for item in items):
         raise ValueError(f"--rows goes with models and NxK; {text!r} has rows of its own")
     return asked
@@ -108,13 +113,13 @@ def rows_of(text: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def _written(item: str, rows: Sequence[int] | None) -> Iterator[tuple[int, int, int]]:
+def _written(item: str, rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     if item in MODELS:
-        yield from ((m, n, k) for n, k in MODELS[item] for m in rows or ROWS)
+        yield from ((m, n, k) for n, k in MODELS[item] for m in rows)
         return
     parts = _ITEM.fullmatch(item)
     if not parts or 0 in (sizes := [int(size) for size in parts.groups() if size]):
         raise ValueError(f"{item!r} is none of {FORM}")
     n, k = sizes[-2:]
-    for m in sizes[:-2] or rows or ROWS:
+    for m in sizes[:-2] or rows:
         yield m, n, k

@@ -59,8 +59,8 @@ def test_it_draws(suffix):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--shapes", "64"], "'64' is none of table, or models (llama3-8b, minilm) and sizes"),
-        (["--shapes", "64x0"], "'64x0' is none of table"),
+        (["--shapes", "64"], "'64' is none of models (llama3-8b, minilm) and sizes"),
+        (["--shapes", "64x0"], "'64x0' is none of models"),
         (["--shapes", "64x64", "--rows", "1,x"], "'1,x' is not a list of rows"),
         (["--rows", "1"], "--rows goes with --shapes"),
         (["--rows", "1", "--shapes", "5x64x48"], "'5x64x48' has rows of its own"),

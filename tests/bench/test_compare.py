@@ -92,7 +92,7 @@ class Wrong(Way):
 def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, what):
     way = Wrong(name=name, recipe=BY_NAME[name].recipe, **wrong)
     monkeypatch.setattr(options, "WAYS", (way,))
-    code = compare("--shape", "9,24,96", "--verify", "--no-time")
+    code = compare("--shapes", "9x24x96", "--verify", "--no-time")
     shown = capsys.readouterr().out
     assert code == (what is not None)
     assert (f"✗ {name}, 9x24x96 normal: {what}" if what else "1 of 1 within") in shown
@@ -101,7 +101,7 @@ def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, 
 def test_nan_is_past_every_bound(monkeypatch, capsys):
     way = Wrong(name="NaN", recipe=jaxfp8.INT8_DYNAMIC, product=float("nan"))
     monkeypatch.setattr(options, "WAYS", (way,))
-    assert compare("--shape", "4,8,16", "--verify", "--no-time") == 1
+    assert compare("--shapes", "4x8x16", "--verify", "--no-time") == 1
     assert "0 of 1 within their bounds" in capsys.readouterr().out
 
 
@@ -111,12 +111,12 @@ def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):
     record, page = tmp_path / "run.json", tmp_path / "run.html"
     files = ["--json", str(record), "--plot", str(page)]
     only = ["--only", "FP8 tensor", "--only", "INT8 channel", "--only", "MX"]
-    assert compare("--shape", "3,32,64", *only, *files, "--time", "--verify") == 0
+    assert compare("--shapes", "3x32x64", *only, *files, "--time", "--verify") == 0
     shown = capsys.readouterr().out
     assert "INT8 channel" in shown and "±" in shown and "3 of 3 within their bounds" in shown
     assert "<svg" in page.read_text() and "3x32x64 normal" in page.read_text()
     run = json.loads(record.read_text())
-    assert run["schema"] == "jaxfp8.compare/1" and run["settings"]["shape"] == ["3,32,64"]
+    assert run["schema"] == "jaxfp8.compare/1" and run["settings"]["shapes"] == "3x32x64"
     (product,) = run["products"]
     assert (product["m"], product["n"], product["k"]) == (3, 32, 64)
     assert {way["name"] for way in product["ways"]} == {
@@ -161,7 +161,7 @@ def test_a_way_that_fails_is_a_line_and_the_others_go_on(monkeypatch, capsys):
 
     broken = Broken(name="broken", recipe=jaxfp8.INT8_DYNAMIC)
     monkeypatch.setattr(options, "WAYS", (broken, BY_NAME["INT8 channel"]))
-    assert compare("--shape", "4,8,16", "--no-time") == 1
+    assert compare("--shapes", "4x8x16", "--no-time") == 1
     shown = capsys.readouterr().out
     assert "broken: ValueError: it is broken" in shown and "INT8 channel" in shown
 
@@ -197,13 +197,12 @@ def test_distributions_are_what_their_names_say():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--shape", "64,64"], "three sizes are needed"),
-        (["--shape", "64,0,64"], "three sizes are needed"),
-        (["--model", "gpt-9"], "--model gpt-9: that is none of llama3-8b, minilm"),
+        (["--shapes", "64x0x64"], "'64x0x64' is none of models"),
+        (["--shapes", "gpt-9"], "'gpt-9' is none of models (llama3-8b, minilm) and sizes"),
         (["--data", "uniform"], "--data uniform: that is none of normal, outliers, lognormal"),
         (["--data", "no.npy"], "--data no.npy: it cannot be read"),
-        (["--data", "no.npy", "--shape", "1,2,3"], "a file has sizes of its own"),
-        (["--rows", "4"], "--rows goes with --model and with a file"),
+        (["--data", "no.npy", "--shapes", "1x2x3"], "a file has sizes of its own"),
+        (["--rows", "4", "--shapes", "1x2x3"], "--rows goes with models and NxK"),
         (["--only", "INT9"], "--only INT9: none of 17 ways has that in its name"),
         (["--time", "--no-time"], "give one of them"),
         (["--no-time", "--plot", "x.png"], "leave --no-time out"),

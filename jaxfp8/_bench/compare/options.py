@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 from collections.abc import Callable, Iterator
 
 from jaxfp8._bench import _options
 from jaxfp8._bench._run import Plan
 from jaxfp8._bench._ways import WAYS
 from jaxfp8._bench.compare import data, rows
-from jaxfp8._bench.compare.data import Data, Shape
+from jaxfp8._bench.compare.data import Data
 from jaxfp8._bench.compare.result import Compared, compared
 
 ROUNDS, MANY_ROUNDS = 4, 15
-# Default rows, N and K of the comparison.
-_DEFAULT = (256, 1024, 1024)
-_SETTINGS = ("shape", "model", "rows", "data", "only", "verify", "time", "no_time", "threads")
-_SHAPE = re.compile(r"(\d+)[,x](\d+)[,x](\d+)")
+# Default N and K of the comparison, and default rows.
+_SHAPE, _ROWS = "1024x1024", (256,)
+_SETTINGS = ("shapes", "rows", "data", "only", "verify", "time", "no_time", "threads")
 
 DESCRIPTION = """\
 Multiplies the same operands in every way this package has, and says of each what it costs: its
@@ -28,8 +26,8 @@ docs/precision.md says how to read the table.
 
 examples:
   python -m jaxfp8 compare                                    256 x 1024 x 1024, normal
-  python -m jaxfp8 compare --shape 16,4096,4096 --data normal --data outliers
-  python -m jaxfp8 compare --model llama3-8b --rows 256 --json llama.json --plot llama.html
+  python -m jaxfp8 compare --shapes 16x4096x4096 --data normal --data outliers
+  python -m jaxfp8 compare --shapes llama3-8b --rows 256 --json llama.json --plot llama.html
   python -m jaxfp8 compare --data W.npy --only INT8 --time    your weight [K, N]
   python -m jaxfp8 compare --verify                           exit code 1 where a bound is left
 """
@@ -37,16 +35,11 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument(
-        "--shape", metavar="M,N,K", action="append", help="sizes of a product; several times: each"
-    )
-    models = ", ".join(_options.MODELS)
-    sizes.add_argument("--model", metavar="NAME", help=f"the products of a model: {models}")
+    parser.add_argument("--shapes", metavar="SHAPES", help=f"{_options.FORM} (default: {_SHAPE})")
     parser.add_argument(
         "--rows",
         metavar="M,M,...",
-        help=f"M for --model and for a file of weights (default: {_DEFAULT[0]})",
+        help=f"M for NxK, models and a file of weights (default: {_ROWS[0]})",
     )
     parser.add_argument(
         "--data",
@@ -102,41 +95,15 @@ def plan(options: argparse.Namespace) -> Plan[Compared]:
 
 def _operands(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Data]]]:
     """Functions to make the operands, by operand names."""
-    shapes, counts = _shapes_of(options), _rows_of(options)
+    rows = None if options.rows is None else _options.rows_of(options.rows)
     for text in options.data or ["normal"]:
         if text in data.DISTRIBUTIONS:
-            for shape in shapes:
+            for shape in _options.shapes(options.shapes or _SHAPE, rows, _ROWS):
                 yield data.name_of(shape, text), functools.partial(data.drawn, text, shape)
-        elif options.shape or options.model:
-            raise ValueError(f"--data {text}: a file has sizes of its own; leave --shape, --model")
+        elif options.shapes:
+            raise ValueError(f"--data {text}: a file has sizes of its own; leave --shapes out")
         elif text.endswith(".npy"):
-            for m in counts:  # reports a broken file now
+            for m in rows or _ROWS:  # reports a broken file now
                 yield data.loaded(text, m).name, functools.partial(data.loaded, text, m)
         else:
             raise ValueError(f"--data {text}: that is none of {data.FORM}")
-
-
-def _shapes_of(options: argparse.Namespace) -> list[Shape]:
-    if options.model:
-        if options.model not in _options.MODELS:
-            known = ", ".join(_options.MODELS)
-            raise ValueError(f"--model {options.model}: that is none of {known}")
-        return _options.shapes(options.model, _rows_of(options))
-    return [_shape(text) for text in options.shape or []] or [_DEFAULT]
-
-
-def _shape(text: str) -> Shape:
-    parts = _SHAPE.fullmatch(text)
-    if not parts or 0 in (sizes := [int(size) for size in parts.groups()]):
-        raise ValueError(f"--shape {text}: three sizes are needed, such as 16,4096,4096")
-    m, n, k = sizes
-    return m, n, k
-
-
-def _rows_of(options: argparse.Namespace) -> list[int]:
-    if options.rows is None:
-        return [_DEFAULT[0]]
-    from_files = any(text.endswith(".npy") and "," not in text for text in options.data or ())
-    if not options.model and not from_files:
-        raise ValueError("--rows goes with --model and with a file of weights")
-    return _options.rows_of(options.rows)
