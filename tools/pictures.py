@@ -3,8 +3,7 @@
 python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, timeline, way
 
 All but `way` are drawn from docs/measurements/, `way` from `jaxfp8.explain` on the drawing machine.
-`python -m jaxfp8 compare --plot` draws `errors.svg`, from docs/pictures/errors.json. `bench --plot`
-draws a roofline of the machine at hand.
+`python -m jaxfp8 compare --plot` draws `errors.svg`, from docs/pictures/errors.json.
 """
 
 from __future__ import annotations

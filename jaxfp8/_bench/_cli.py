@@ -13,9 +13,9 @@ from jaxfp8._bench import (
     _cases,
     _decoder,
     _options,
+    _plot,
     _promise,
     _record,
-    _roofline,
     _rows,
     _scale,
     _scale_rows,
@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     text = "which products --never-slower draws (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
-    _options.add(parser, "cases", "a roofline and the ratios")
+    _options.add(parser, "cases", "the times as multiples of the first contender's")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -99,14 +99,14 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     settings = (*_SETTINGS, *(_OF_STEPS if options.step else ()))
     one: dict[str, Any] = {"record": _record.case, "show": _rows.show, "finish": _rows.finish}
-    one["figure"], measure = _roofline.figure, timed
+    measure = timed
     if options.never_slower:
         settings = ("never_slower", "seed", "only", "quick")
-        one = {name: getattr(_promise, name) for name in ("record", "show", "finish", "figure")}
+        one = {name: getattr(_promise, name) for name in ("record", "show", "finish")}
         measure = _promise.twice
     elif options.devices:
         settings = ("devices", *_SETTINGS)
-        one |= {name: getattr(_scale_rows, name) for name in ("show", "finish", "figure")}
+        one |= {name: getattr(_scale_rows, name) for name in ("show", "finish")}
     return Plan(
         parts={n: functools.partial(measure, n, cases[n], rounds) for n in names},
         names=names,
@@ -116,6 +116,7 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
         settings={key: getattr(options, key) for key in settings},
         schema=1,
         key="cases",
+        figure=_plot.times,
         **one,
     )
 

@@ -88,16 +88,3 @@ def finish(screen: Screen, done: Sequence[Measured]) -> bool:
 def _times(measured: Measured) -> list[str]:
     seconds = [measured.seconds(name) for name in (WRITTEN, REWRITTEN)]
     return ["failed" if one is None else _rows.time(one) for one in seconds]
-
-
-def figure(title: str, done: Sequence[Measured]) -> Any:
-    """A histogram of speedups."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
-
-    speedups = sorted(ratio for m in done if (ratio := m.ratio(WRITTEN)))
-    whole = Figure(figsize=(8.0, 5.0), layout="constrained")
-    axes = whole.subplots()
-    axes.hist(speedups, bins=[0.25 * 2 ** (i / 4) for i in range(33)])
-    axes.axvline(1.0, color="k", linewidth=1)
-    axes.set(xscale="log", title=title, xlabel="speedup by rewrite", ylabel="functions")
-    return whole

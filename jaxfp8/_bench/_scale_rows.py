@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jaxfp8._bench import _rows
 from jaxfp8._bench._case import Measured
@@ -87,22 +86,3 @@ def share_of_collectives(measured: Measured, name: str) -> float | None:
 
 def _sends(kernel: Kernel) -> bool:
     return bool(_COLLECTIVE.search(kernel.name) or _COLLECTIVE.search(kernel.op))
-
-
-def figure(title: str, done: Sequence[Measured]) -> Any:
-    """The speedup of each form over the number of devices, a plot for each program."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
-
-    whole = Figure(figsize=(8.0, 4.0 * max(len(done), 1)), layout="constrained")
-    whole.suptitle(title)
-    plots = whole.subplots(len(done), 1, squeeze=False)
-    for axes, measured in zip(plots.flat, done, strict=True):
-        lines: dict[str, dict[int, float]] = {}
-        for form, number in map(_parts, measured.timings):
-            if speedup := measured.ratio(named(form, 1), named(form, number)):
-                lines.setdefault(form, {})[number] = speedup
-        for form, line in lines.items():
-            axes.plot(list(line), list(line.values()), marker="o", label=form)
-        axes.set(title=measured.case.name, xlabel="devices", ylabel="speedup over one device")
-        axes.legend(fontsize=8)
-    return whole
