@@ -1,8 +1,8 @@
 """The pictures of the pages, drawn from recorded data. Needs matplotlib.
 
-python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, timeline, way
+python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, timeline
 
-All but `way` are drawn from docs/measurements/, `way` from `jaxfp8.explain` on the drawing machine.
+They are drawn from docs/measurements/.
 `python -m jaxfp8 compare --plot` draws `errors.svg`, from docs/pictures/errors.json.
 """
 
@@ -119,61 +119,7 @@ def timeline() -> Figure:
     return whole
 
 
-_LAYER = """
-def layer(x, codes, scale):
-    w = codes.astype(x.dtype) * scale
-    return jax.nn.relu(x @ w)
-"""
-
-
-def way() -> Figure:
-    """The way of one product: from the line of a function to the kernel."""
-    whole = Figure(figsize=(7.5, 7.2), layout="constrained")
-    axes = whole.subplots()
-    axes.set(xlim=(0, 10), ylim=(-0.3, 10))
-    axes.axis("off")
-    steps = list(_steps())
-    height = 10 / len(steps)
-    for number, (title, text) in enumerate(steps):
-        top = 10 - number * height
-        box = {"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": _BLUE}
-        axes.text(0.2, top - height / 2, title, weight="bold", va="center", fontsize=10)
-        axes.text(
-            3.4, top - height / 2, text, family="monospace", va="center", fontsize=8.5, bbox=box
-        )
-        if number:
-            arrow = {"arrowstyle": "->", "color": _GREY, "linewidth": 1.5}
-            axes.annotate(
-                "", (2.9, top - height * 0.3), (2.9, top + height * 0.3), arrowprops=arrow
-            )
-    return whole
-
-
-def _steps() -> Iterator[tuple[str, str]]:
-    """Titles and contents, as JAX and the report print them."""
-    import jax  # noqa: PLC0415 (the pictures of measurements need none)
-    import jax.numpy as jnp  # noqa: PLC0415
-
-    import jaxfp8  # noqa: PLC0415
-
-    names = {"jax": jax}
-    exec(_LAYER, names)
-    layer: Any = names["layer"]
-    q = jaxfp8.quantize(jnp.ones((4096, 4096)), channelwise_axes=(1,))
-    arguments = (jnp.ones((16, 4096), jnp.bfloat16), q.qvalue, q.scale.astype(jnp.bfloat16))
-    yield "your function", _LAYER.strip()
-    equations = jax.make_jaxpr(layer)(*arguments).eqns
-    yield "traced to a jaxpr", "\n".join(equation.primitive.name for equation in equations)
-    site = jaxfp8.explain(layer)(*arguments).matched[0]
-    yield "facts", f"w equals 8-bit data times a scale\n({site.rhs.scale}): it is never made"
-    yield "one scaled dot", f"{site.lhs}\n. {site.rhs}\n{site.epilogue}"
-    text = jax.jit(jaxfp8.rewrite(layer)).lower(*arguments).as_text()
-    target = re.search(r"@(jaxfp8_\w+)\(|call_target_name = \"(jaxfp8_\w+)\"", text)
-    yield "one XLA custom call", (target and (target[1] or target[2])) or "jaxfp8_scaled_dot"
-    yield "the route of this CPU", site.kernels["cpu"]
-
-
-PICTURES = {f.__name__: f for f in (roofline, decode, timeline, way)}
+PICTURES = {f.__name__: f for f in (roofline, decode, timeline)}
 
 
 def main(names: Sequence[str]) -> int:
