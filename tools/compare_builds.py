@@ -26,12 +26,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+import jaxfp8
 from jaxfp8._bench._measure import Contender, Missing, Timing, measure
 from jaxfp8._call.library import abi
+from jaxfp8._doctor._products import specs
 from jaxfp8._value import dtypes as _dtypes
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._value.spec import ScaledDotSpec, tile_counts
 
 _DTYPES = {
     "f32": "float32",
@@ -44,7 +48,7 @@ _DTYPES = {
 }
 _COLD_BYTES = 256 << 20
 _CACHE_LINE = 64
-_COLUMNS, _QUAD = 64, 4  # of a prepared weight: [N / 64, K / 4, 64, 4]
+_LAYOUTS = {"kn", "nk", "prepared"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,53 +63,36 @@ class Case:
 def parse(text: str) -> Case:
     """A case from a line such as "bf16*e4m3 16x4096x4096 kn"."""
     dtypes, sizes, layout, *more = text.split()
-    left, right = (_DTYPES[name] for name in dtypes.split("*"))
     rows, columns, depth = map(int, sizes.split("x"))
     options = dict(option.partition("=")[::2] for option in more)
-    unknown = options.keys() - {"blocks", "zp", "kernel", "cold"}
+    unknown = (options.keys() - {"blocks", "zp", "kernel", "cold"}) | ({layout} - _LAYOUTS)
     if unknown:
-        raise ValueError(f"{text!r}: no such option: {', '.join(sorted(unknown))}")
+        raise ValueError(f"{text!r}: there is no {', '.join(sorted(unknown))}")
+    left, right = (_DTYPES[name] for name in dtypes.split("*"))
+    is_affine, turned = "zp" in options, layout == "nk"
     block = int(options["blocks"]) if "blocks" in options else None
-    zero_point = "zp" in options
-    split = layout == "prepared"
-    lhs = OperandSpec(
-        dtype=left,
-        shape=(rows, depth // _QUAD, _QUAD) if split else (rows, depth),
-        contracting=(1, 2) if split else (1,),
-        batch=(),
-        tiles=(1, depth // _QUAD, _QUAD) if split else (1, depth),
-        scale=_dtypes.is_eight_bit(left),
-        zero_point=zero_point and _dtypes.is_int8(left),
-    )
-    rhs = _weight(right, columns, depth, layout, block, zero_point)
-    epilogue = EpilogueSpec(out_dtype="bfloat16")
-    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue)
+    x = _held(left, (rows, depth), (1, depth), is_affine and _dtypes.is_int8(left))
+    wide, deep = block or 1, block or depth
+    shape, tiles = ((columns, depth), (wide, deep)) if turned else ((depth, columns), (deep, wide))
+    w = _held(right, shape, tiles, is_affine)
+
+    def product(x: Any, w: Any) -> Any:
+        w = jaxfp8.prepare(w) if layout == "prepared" else w.T if turned else w
+        return jaxfp8.matmul(x, w, preferred_element_type=jnp.bfloat16)
+
+    (spec,) = specs(jax.make_jaxpr(product)(x, w).jaxpr)
     return Case(spec, options.get("kernel", ""), "cold" in options)
 
 
-def _weight(
-    dtype: str, columns: int, depth: int, layout: str, block: int | None, zero_point: bool
-) -> OperandSpec:
-    wide, deep = (block or 1), (block or depth)
-    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
-        "kn": ((depth, columns), (0,), (deep, wide)),
-        "nk": ((columns, depth), (1,), (wide, deep)),
-        "prepared": (
-            (columns // _COLUMNS, depth // _QUAD, _COLUMNS, _QUAD),
-            (1, 3),
-            (max(wide // _COLUMNS, 1), deep // _QUAD, min(wide, _COLUMNS), _QUAD),
-        ),
-    }
-    shape, contracting, tiles = shapes[layout]
-    return OperandSpec(
-        dtype=dtype,
-        shape=shape,
-        contracting=contracting,
-        batch=(),
-        tiles=tiles,
-        scale=True,
-        zero_point=zero_point,
-    )
+def _held(dtype: str, shape: tuple[int, int], tiles: tuple[int, int], is_affine: bool) -> Any:
+    """The shapes of an operand: of an array, or of codes and their factors."""
+    codes: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+    if not _dtypes.is_eight_bit(dtype):
+        return codes
+    counts = tile_counts(shape, tiles)
+    scale: Any = jax.ShapeDtypeStruct(counts, jnp.float32)
+    zero_point: Any = jax.ShapeDtypeStruct(counts, jnp.int32) if is_affine else None
+    return jaxfp8.QArray(codes, scale, zero_point, tiles=tiles)
 
 
 def _values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

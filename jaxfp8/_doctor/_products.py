@@ -84,15 +84,16 @@ def problem(kind: Kind, platform: str, compute_capability: int | None) -> Proble
 def _spec(kind: Kind, size: int) -> ScaledDotSpec:
     wide = (jax.ShapeDtypeStruct((n, size), jnp.float32) for n in (kind.rows, size))
     sides = jax.eval_shape(functools.partial(_operands, kind), *wide)
-    return next(_specs(jax.make_jaxpr(_multiply)(*sides).jaxpr))
+    return next(specs(jax.make_jaxpr(_multiply)(*sides).jaxpr))
 
 
-def _specs(jaxpr: core.Jaxpr) -> Iterator[ScaledDotSpec]:
+def specs(jaxpr: core.Jaxpr) -> Iterator[ScaledDotSpec]:
+    """The scaled dots of a jaxpr."""
     for eqn in jaxpr.eqns:
         if eqn.primitive is scaled_dot_p:
             yield eqn.params["spec"]
     for inner in core.subjaxprs(jaxpr):
-        yield from _specs(inner)
+        yield from specs(inner)
 
 
 def _operands(
