@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import Contender
 from jaxfp8._call.library import ffi
 
-PRODUCTS = ("f32", "bf16", "int8")
 # Iterations of the loop of products: about 0.3 ms (2 ms with tiles), enough for other threads to
 # take over a delayed one's share.
 _ROUNDS = 100_000
 _PIECES = 16
 _MOST_READ = 256 << 20
-_IN_CACHE = 16 << 20  # a weight of 4096 x 4096
 _LEAST_READ = 2 << 20
 _COPIED = 1 << 30  # bytes
 
@@ -36,28 +31,6 @@ def threads() -> int:
 def limits(product: str, footprint: int) -> dict[str, Contender]:
     """The limits of a case: products of its kind, and reads of as much memory as it reads."""
     return {product: products(product, threads()), "read": reads(footprint, threads())}
-
-
-def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The peaks themselves, on one thread and on all."""
-    for kind in PRODUCTS:
-        if available(kind) == kind:
-            yield f"peak {kind} products", functools.partial(_case, f"peak {kind} products", kind)
-    for size in (_IN_CACHE, _MOST_READ):
-        name = f"peak reading {size >> 20} MiB"
-        yield name, functools.partial(_case, name, "read", size)
-
-
-def _case(name: str, kind: str, size: int = 0) -> Case:
-    """Times for a thousand million bytes or operations."""
-    contenders = {}
-    for count in sorted({1, threads()}):
-        one = reads(size, count) if kind == "read" else products(kind, count)
-        label = "1 thread" if count == 1 else f"{count} threads"
-        contenders[label] = dataclasses.replace(one, units=one.units / 1e9)
-    if kind == "read":
-        return Case(name=name, contenders=contenders, bytes=1e9)
-    return Case(name=name, contenders=contenders, flops=1e9, product=kind)
 
 
 @functools.cache
