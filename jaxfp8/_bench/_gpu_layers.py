@@ -1,4 +1,4 @@
-"""The cases of layers on a GPU: outputs in FP8, a norm before a product, training."""
+"""The cases of layers on a GPU: outputs in FP8, a norm before a product."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ import numpy as np
 import jaxfp8
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_codes import bf16, rms_norm
-from jaxfp8._bench._measure import Contender, contender
+from jaxfp8._bench._measure import contender
 from jaxfp8._bench._products import normal, quantize_rows
 
 _E4M3 = jnp.float8_e4m3fn
-_NN, _NT = ((((1,), (axis,)), ((), ())) for axis in (0, 1))
+_NT = (((1,), (1,)), ((), ()))
 _TOKENS, _WIDTH, _HIDDEN = 8192, 4096, 14336  # of Llama-3-8B
 
 
 def table() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Two layers in a row, a norm in front of one, and a step of training."""
+    """An output, two layers in a row, and a norm in front of one."""
     yield "output", output
     yield "chain", chain
     for m in (1, 16, 64, 512, 2048, 8192):
         yield f"norm layer {m}", functools.partial(norm_layer, m)
-    for wide in (4096, _HIDDEN):
-        yield f"train {wide}", functools.partial(train, _TOKENS, _WIDTH, wide)
 
 
 def _ours(x: Any, w: Any, **more: Any) -> Any:
@@ -118,40 +116,3 @@ def norm_layer(m: int, width: int = _WIDTH) -> Case:
         flops=2.0 * m * width * width if m > 128 else 0.0,
         bytes=1.0 * width * width + 4.0 * m * width,
     )
-
-
-def train(tokens: int, width: int, hidden: int) -> Case:
-    """A training step of a perceptron block; tests/training compares its gradients."""
-    x = bf16(0, tokens, width)
-    up, down = (normal(1 + i, *s) / np.sqrt(s[0]) for i, s in enumerate(_shapes(width, hidden)))
-    delayed, fp8 = jaxfp8.DelayedScaling(), jaxfp8.fp8_dot_general
-    state = jaxfp8.ScalingState.init(delayed)
-    recipes: dict[str, Any] = {
-        "jaxfp8 delayed": functools.partial(fp8, state=state, recipe=delayed),
-        "jaxfp8 current": functools.partial(fp8, recipe=jaxfp8.CurrentScaling()),
-        "jaxfp8 current, channel": functools.partial(
-            fp8, recipe=jaxfp8.CurrentScaling(granularity="channel")
-        ),
-        "XLA bf16": jax.lax.dot_general,
-    }
-    contenders = {}
-    for name, dot in recipes.items():
-        step = jax.jit(functools.partial(_step, dot))
-        contenders[name] = Contender(functools.partial(step, x, up, down))
-    flops = 12.0 * tokens * width * hidden
-    return Case(name=f"train {tokens} x {width} x {hidden}", contenders=contenders, flops=flops)
-
-
-def _shapes(width: int, hidden: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (width, hidden), (hidden, width)
-
-
-def _step(dot: Any, x: jax.Array, up: jax.Array, down: jax.Array) -> Any:
-    """The mean square of the output, and gradients of the input and of both float32 weights."""
-
-    def loss(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-        up, down = up.astype(x.dtype), down.astype(x.dtype)
-        y = dot(jax.nn.gelu(dot(x, up, _NN)), down, _NN)
-        return jnp.mean(y.astype(jnp.float32) ** 2)
-
-    return jax.value_and_grad(loss, (0, 1, 2))(x, up, down)

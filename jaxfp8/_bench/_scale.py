@@ -268,19 +268,11 @@ def _gradients(
     sizes: Sizes, product: Any, mesh: Mesh, x: jax.Array, weights: Any, scales: Any
 ) -> Any:
     """Gradients of the mean square, and the next scales; gradients lie as the weights."""
-    dot, texts = functools.partial(_step.trained, product), NamedSharding(mesh, _TEXTS)
-
-    @jax.checkpoint
-    def layer(x: jax.Array, own: Any) -> tuple[jax.Array, None]:
-        held = own[0] | {name: (own[0][name], state) for name, state in own[1].items()}
-        x, _ = _decoder.forward((x, jnp.int32(0)), [held], [None], sizes=sizes, dot=dot)
-        return jax.lax.with_sharding_constraint(x, texts), None
-
-    def loss(weights: Any, scales: Any) -> jax.Array:
-        y, _ = jax.lax.scan(layer, x, (weights, scales))
-        return jnp.mean(jnp.square(y.astype(jnp.float32)))
-
-    gradients, scales = jax.grad(loss, (0, 1))(weights, scales)
+    texts = NamedSharding(mesh, _TEXTS)
+    placed = functools.partial(jax.lax.with_sharding_constraint, shardings=texts)
+    run = functools.partial(_step.scanned, jax.checkpoint)
+    given = x, jnp.int32(0)
+    gradients, scales = _step.gradients(run, sizes, product, given, weights, scales, placed)
     lie = lambda path, g: NamedSharding(mesh, P(None, *_of_weight(path)))  # noqa: E731
     places = jax.tree_util.tree_map_with_path(lie, gradients)
     return jax.lax.with_sharding_constraint(gradients, places), scales

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jaxfp8
 from jaxfp8._bench import _decoder, _peaks
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._decoder import Dot, Sizes
+from jaxfp8._bench._decoder import Sizes
 from jaxfp8._bench._gpu_codes import bf16
 from jaxfp8._bench._measure import Contender, Missing, attempt
 from jaxfp8._bench._products import KINDS, Kind, values
@@ -121,31 +121,43 @@ def _training(one: Step, sizes: Sizes) -> Iterator[_Form]:
     for name, dot in DOTS.items():
         make = jaxfp8.ScalingState.init if "delayed" in name else lambda recipe: None
         scales = [{n: make(_DELAYED) for n in sizes.weights} for _ in weights]
-        run: Callable[..., jax.Array] = _unrolled
+        run: Callable[..., jax.Array] = unrolled
         held: tuple[Any, Any] = weights, scales
         if one.kind == "remat":
             policy = None if name == _BF16 else jaxfp8.codes_saveable
-            run = functools.partial(_scanned, functools.partial(jax.checkpoint, policy=policy))
+            run = functools.partial(scanned, functools.partial(jax.checkpoint, policy=policy))
             stack = functools.partial(jax.tree.map, lambda *layers: jnp.stack(layers))
             held = stack(*weights), stack(*scales)
-        step = functools.partial(_gradients, run, sizes, functools.partial(trained, dot))
+        step = functools.partial(gradients, run, sizes, dot)
         yield name, (step if name == _BF16 else jaxfp8.rewrite(step)), *held
 
 
-def trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Array:
+def _trained(dot: Callable[..., jax.Array], x: jax.Array, held: Any) -> jax.Array:
     """The product with a weight, given with the scales of the product or None."""
     w, scales = held
     return dot(x, w.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), scales)
 
 
-def _gradients(run: Any, sizes: Sizes, dot: Dot, given: Any, weights: Any, scales: Any) -> Any:
-    """Gradients of the mean square; the gradient of scales is the next ones."""
+def gradients(
+    run: Any,
+    sizes: Sizes,
+    product: Callable[..., jax.Array],
+    given: Any,
+    weights: Any,
+    scales: Any,
+    placed: Callable[[jax.Array], jax.Array] = lambda y: y,
+) -> Any:
+    """Gradients of the mean square; the gradient of scales is the next ones.
+
+    `run` goes through the layers: `unrolled`, or `scanned`. `placed` shards what leaves a layer.
+    """
+    dot = functools.partial(_trained, product)
 
     def layer(x: jax.Array, held: Any) -> tuple[jax.Array, None]:
         w, states = held
         pairs = w | {name: (w[name], state) for name, state in states.items()}
         y, _ = _decoder.forward((x, given[1]), [pairs], [None], sizes=sizes, dot=dot)
-        return y, None
+        return placed(y), None
 
     def loss(weights: Any, scales: Any) -> jax.Array:
         y = run(layer, given[0], (weights, scales))
@@ -154,12 +166,14 @@ def _gradients(run: Any, sizes: Sizes, dot: Dot, given: Any, weights: Any, scale
     return jax.grad(loss, (0, 1))(weights, scales)
 
 
-def _unrolled(layer: Callable[..., Any], x: jax.Array, held: Any) -> jax.Array:
+def unrolled(layer: Callable[..., Any], x: jax.Array, held: Any) -> jax.Array:
+    """A layer after the other, each compiled."""
     for own in zip(*held, strict=True):
         x, _ = layer(x, own)
     return x
 
 
-def _scanned(remat: Any, layer: Callable[..., Any], x: jax.Array, held: Any) -> jax.Array:
+def scanned(remat: Any, layer: Callable[..., Any], x: jax.Array, held: Any) -> jax.Array:
+    """Stacked layers under a scan, each rematerialised."""
     y, _ = jax.lax.scan(remat(layer), x, held)
     return y

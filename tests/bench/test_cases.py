@@ -89,7 +89,6 @@ GPU_CASES = {
     "output": functools.partial(_gpu_layers.output, 64),
     "chain": functools.partial(_gpu_layers.chain, 16, 32, 64),
     "norm layer": functools.partial(_gpu_layers.norm_layer, 3, 64),
-    "train": functools.partial(_gpu_layers.train, 16, 32, 64),
     "ragged rows": functools.partial(_gpu_groups.of_rows, (3, 0, 5), 48, 128),
     "ragged, masked": functools.partial(_gpu_groups.masked, (4, 4), 4, 48, 128),
     "ragged K": functools.partial(_gpu_groups.of_k, (130, 0, 126), 16, 48),
