@@ -33,3 +33,17 @@ endif()
 foreach(set scalar avx2 avx512)
   set(JAXFP8_quantize_${set} ${JAXFP8_${set}})
 endforeach()
+
+# The source of a kernel file: a header that all instruction sets share, for one of them.
+function(jaxfp8_kernel_source kernel result)
+  set(header isa/kernels.h)
+  if(kernel MATCHES "^quantize_")
+    set(header quantize/quantize_loops.h)
+  endif()
+  string(REGEX REPLACE "^quantize_" "" isa "${kernel}")
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/isa/${kernel}.cc")
+  string(CONCAT text "#define JAXFP8_ISA ${isa}\n#define JAXFP8_IS_${isa}\n\n"
+    "#include \"cpu/kernels/${header}\"\n")
+  file(CONFIGURE OUTPUT "${source}" CONTENT "${text}" @ONLY)
+  set(${result} "${source}" PARENT_SCOPE)
+endfunction()

@@ -80,12 +80,9 @@ Route Named(const Form& form, unsigned features, std::string_view name) {
 const std::vector<const Kernel*>& AllKernels() {
   static const std::vector<const Kernel*> kernels = [] {
     std::vector<const Kernel*> all;
-    for (const KernelList& list : {
-#ifdef JAXFP8_X86
-             amx::Kernels(), avx512_vnni::Kernels(), avx512_bf16::Kernels(), avx512_vbmi::Kernels(),
-             avx512::Kernels(), avx2::Kernels(),
-#endif
-             scalar::Kernels()}) {
+#define JAXFP8_KERNELS(isa) isa::Kernels(),
+    for (const KernelList& list : {JAXFP8_ISAS(JAXFP8_KERNELS)}) {
+#undef JAXFP8_KERNELS
       for (const Kernel* kernel = list.begin; kernel != list.end; ++kernel) all.push_back(kernel);
     }
     return all;

@@ -181,28 +181,19 @@ struct KernelList {
   const Kernel* end;
 };
 
-namespace scalar {
-KernelList Kernels();
-}
+// The instruction sets with kernels, best first, each with a namespace of its own.
 #ifdef JAXFP8_X86
-namespace avx2 {
-KernelList Kernels();
-}
-namespace avx512 {
-KernelList Kernels();
-}
-namespace avx512_bf16 {
-KernelList Kernels();
-}
-namespace avx512_vnni {
-KernelList Kernels();
-}
-namespace avx512_vbmi {
-KernelList Kernels();
-}
-namespace amx {
-KernelList Kernels();
-}
+#define JAXFP8_ISAS(V) \
+  V(amx) V(avx512_vnni) V(avx512_bf16) V(avx512_vbmi) V(avx512) V(avx2) V(scalar)
+#else
+#define JAXFP8_ISAS(V) V(scalar)
 #endif
 
 }  // namespace jaxfp8
+#define JAXFP8_DECLARE(isa) \
+  namespace isa {           \
+  KernelList Kernels();     \
+  }
+JAXFP8_ISAS(JAXFP8_DECLARE)
+#undef JAXFP8_DECLARE
+

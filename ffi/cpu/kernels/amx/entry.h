@@ -1,23 +1,20 @@
-// The kernels for x86 with AMX: tile instructions.
+// A row of the kernel table for tiles.
 
-#define JAXFP8_ISA amx
-#define JAXFP8_VBMI
-#define JAXFP8_AMX
+#pragma once
 
 #include "cpu/kernels/amx/gemv.h"
 #include "cpu/kernels/amx/microkernel.h"
-#include "cpu/kernels/isa/entry.h"
-#include "cpu/kernels/policy/bf16_pairs.h"
-#include "cpu/kernels/policy/int8_quads.h"
+#include "cpu/kernels/epilogue/epilogue.h"
+#include "cpu/kernels/kernel.h"
 
-namespace jaxfp8::amx {
+namespace jaxfp8::JAXFP8_ISA {
 
 template <class Policy>
-constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute) {
+constexpr Kernel TileEntry(const char* name, ComputeType compute) {
   constexpr bool kBytesAsTheyLie = Policy::kExact;
   return {
       .name = name,
-      .needs = needs,
+      .needs = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAmx,
       .compute = compute,
       // With fewer rows other kernels are as fast: memory or decoding is the limit.
       .min_rows = kBytesAsTheyLie ? MinRows{5, 5, 5} : MinRows{3, 2, 2},
@@ -42,7 +39,7 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute
                .load_factors = LoadColumnFactors<Policy>,
                .pack_and_multiply = PackAndMultiplyTiles<Policy>,
                .multiply = MultiplyTiles<Policy>,
-               .add_scaled = AddScaledAcc<Policy>},
+               .add_scaled = AddScaledRow<Policy>},
       // [K, N]: 3 to 8 rows of bfloat16 are 1.3 to 1.6x faster than with packed columns.
       // [N, K]: 48 to 128 rows are 1.4 to 1.6x faster. Rows are read again for every two tiles of
       // columns: they have to stay in an L2 of 2 MB.
@@ -63,13 +60,4 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute
   };
 }
 
-constexpr unsigned kNeeds = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAmx;
-
-constexpr Kernel kKernels[] = {
-    TileEntry<SignedInt8Quads>("amx_int8", kNeeds, ComputeType::kInt32),
-    TileEntry<Bf16Pairs>("amx_bf16", kNeeds, ComputeType::kBFloat16),
-};
-
-KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }
-
-}  // namespace jaxfp8::amx
+}  // namespace jaxfp8::JAXFP8_ISA
