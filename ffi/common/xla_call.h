@@ -119,14 +119,19 @@ ffi::Error AnswerOf(const char* call, const Run& run) {
   }
 }
 
-// Defines the XLA FFI handler `name`, which answers with the status of `Call`.
-//   binding  what `Call` is given; traits of the handler may follow
-#define JAXFP8_HANDLER(name, Call, binding, ...)                                               \
+// Defines the XLA FFI handler `name`. It answers with the status of `Call`, given what the platform
+// lends, all operands, all results and all attributes. CUDA graphs can capture those for CUDA.
+#define JAXFP8_CPU_HANDLER(name, Call) JAXFP8_HANDLER(name, Call, xla::ffi::ThreadPool)
+#define JAXFP8_CUDA_HANDLER(name, Call)                              \
+  JAXFP8_HANDLER(name, Call, xla::ffi::PlatformStream<cudaStream_t>, \
+                 {xla::ffi::Traits::kCmdBufferCompatible})
+//   Lent  what the platform lends; traits of the handler may follow
+#define JAXFP8_HANDLER(name, Call, Lent, ...)                                                  \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame*);   \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                               \
       name,                                                                                    \
       [](auto... given) { return ::jaxfp8::AnswerOf(#name, [&] { return Call(given...); }); }, \
-      binding, ##__VA_ARGS__)
+      xla::ffi::Ffi::Bind().Ctx<Lent>().RemainingArgs().RemainingRets().Attrs<xla::ffi::Dictionary>(), ##__VA_ARGS__)
 
 inline std::vector<Buffer> Describe(ffi::RemainingArgs args) {
   std::vector<Buffer> operands;

@@ -9,7 +9,6 @@
 #include "common/buffer_taker.h"
 #include "common/check.h"
 #include "common/xla_call.h"
-#include "cuda/bind.h"
 #include "cuda/known_calls.h"
 #include "cuda/path.h"
 #include "cuda/plans.h"

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "common/xla_call.h"
-#include "cuda/bind.h"
 #include "cuda/device.h"
 #include "cuda/kernels/attention/call.h"
 #include "cuda/plans.h"

@@ -15,9 +15,7 @@
 
 #include "common/check.h"
 #include "common/xla_call.h"
-#include "cuda/bind.h"
 #include "cuda/device.h"
-#include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/plan.h"
 #include "cuda/known_calls.h"
 #include "cuda/plans.h"

@@ -29,7 +29,6 @@
 #include <vector>
 
 #include "common/quantize_call.h"
-#include "cuda/bind.h"
 #include "cuda/kernels/encode/problem.h"
 #include "cuda/kernels/quantize/quantize.h"
 #include "cuda/kernels/quantize_rows/problem.h"

@@ -30,7 +30,6 @@
 #include "common/buffer_taker.h"
 #include "common/shapes.h"
 #include "common/xla_call.h"
-#include "cuda/bind.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sm90/operands.h"
 #include "cuda/known_calls.h"
