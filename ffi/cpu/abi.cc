@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cpu/float_mode.h"
-#include "cpu/own_threads.h"
+#include "cpu/pool.h"
 #include "cpu/run.h"
 
 namespace jaxfp8 {

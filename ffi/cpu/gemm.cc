@@ -1,9 +1,8 @@
-#include "cpu/gemm.h"
-
 #include <algorithm>
 #include <optional>
 
 #include "cpu/plan.h"
+#include "cpu/run.h"
 #include "cpu/scratch.h"
 
 namespace jaxfp8 {
@@ -20,14 +19,9 @@ Panel WithFactors(uint8_t* data, int64_t pitch, uint8_t* at, int64_t count, uint
           raw};
 }
 
-// The panel without its first rows, or with the factors of later columns.
+// The panel without its first rows.
 Panel From(const Panel& panel, int64_t row) {
-  return {panel.data + row * panel.pitch,
-          panel.pitch,
-          panel.scale + row,
-          panel.zero + row,
-          panel.sum + row,
-          panel.raw};
+  return FactorsFrom(DataFrom(panel, row * panel.pitch), row);
 }
 
 F32Factors From(const F32Factors& factors, int64_t first) {

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace jaxfp8 {
 
@@ -20,5 +23,23 @@ class Pool {
 // shares are at rest.
 void ParallelFor(Pool& pool, int64_t threads, int64_t count,
                  const std::function<void(int64_t)>& body);
+
+// Threads for one call, if the caller has no pool to lend.
+class OwnThreads : public Pool {
+ public:
+  explicit OwnThreads(int64_t threads) : threads_(threads) {}
+  ~OwnThreads() override {
+    for (std::thread& thread : started_) thread.join();
+  }
+  OwnThreads(const OwnThreads&) = delete;
+  OwnThreads& operator=(const OwnThreads&) = delete;
+
+  int64_t threads() const override { return threads_; }
+  void Schedule(std::function<void()> task) override { started_.emplace_back(std::move(task)); }
+
+ private:
+  const int64_t threads_;
+  std::vector<std::thread> started_;
+};
 
 }  // namespace jaxfp8

@@ -5,7 +5,6 @@
 #include "common/sizes.h"
 #include "cpu/axes.h"
 #include "cpu/features.h"
-#include "cpu/gemm.h"
 #include "cpu/route.h"
 
 namespace jaxfp8 {

@@ -42,6 +42,16 @@ struct Panel {
   uint8_t* raw;  // scratch for transposing a block
 };
 
+// The panel with its data from `bytes` on, and with the factors of later rows or columns.
+JAXFP8_HD Panel DataFrom(Panel panel, int64_t bytes) {
+  panel.data += bytes;
+  return panel;
+}
+JAXFP8_HD Panel FactorsFrom(Panel panel, int64_t first) {
+  panel.scale += first, panel.zero += first, panel.sum += first;
+  return panel;
+}
+
 // Consecutive chunks of K for the same columns, and the packed rows of each. The scaled sums are
 // stored if `first`, else added. `float32`: they may be added in float32.
 struct ChunkRun {
@@ -189,7 +199,6 @@ struct KernelList {
 #define JAXFP8_ISAS(V) V(scalar)
 #endif
 
-}  // namespace jaxfp8
 #define JAXFP8_DECLARE(isa) \
   namespace isa {           \
   KernelList Kernels();     \
@@ -197,3 +206,4 @@ struct KernelList {
 JAXFP8_ISAS(JAXFP8_DECLARE)
 #undef JAXFP8_DECLARE
 
+}  // namespace jaxfp8

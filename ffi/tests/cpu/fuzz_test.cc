@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/shapes.h"
-#include "cpu/own_threads.h"
+#include "cpu/pool.h"
 #include "cpu/quantize.h"
 #include "cpu/ragged.h"
 #include "cpu/route.h"

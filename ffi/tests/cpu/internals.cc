@@ -6,7 +6,7 @@
 #include "cpu/axes.h"
 #include "cpu/features.h"
 #include "cpu/float_mode.h"
-#include "cpu/own_threads.h"
+#include "cpu/pool.h"
 #include "cpu/route.h"
 #include "cpu/run.h"
 #include "cpu/scratch.h"

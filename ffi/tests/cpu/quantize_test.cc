@@ -13,7 +13,7 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu/own_threads.h"
+#include "cpu/pool.h"
 #include "tests/cpu/formats.h"
 #include "tests/cpu/operands.h"
 #include "tests/expect.h"

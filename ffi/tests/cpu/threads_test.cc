@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/own_threads.h"
 #include "cpu/pool.h"
 #include "tests/cpu/call.h"
 #include "tests/cpu/draw.h"

@@ -9,7 +9,7 @@
 //     r0  a a a a ...          b0 b1 ... b63   k = 0..group-1
 //     r1  a a a a ...          b0 b1 ... b63   k = group..
 //
-// The source is a packed micro-panel, or B as stored (gemm/columns.h). In the second case Next
+// The source is a packed micro-panel, or B as stored (gemm/pack.h). In the second case Next
 // decodes B, and can store the decoded values. GEMM and GEMV over [K, N] share this loop. A policy
 // defines a lane's contents and its multiplication (policy/lane_policy.h).
 

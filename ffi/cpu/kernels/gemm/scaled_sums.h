@@ -43,20 +43,14 @@ inline F64 Scaled(HalfF32 acc, const RowFactors& row, const Panel& columns, int6
 
 // Adds `width` scaled accumulators of one row to its sums, or stores them if `first`.
 template <class Policy>
-inline void AddScaledRow(const Acc<Policy>* acc, const Panel& rows, int row, const Panel& columns,
-                         int64_t depth, int64_t width, double* sums, bool first) {
+void AddScaledRow(const void* acc_of, const Panel& rows, int row, const Panel& columns,
+                  int64_t depth, int64_t width, double* sums, bool first) {
+  const auto* acc = static_cast<const Acc<Policy>*>(acc_of);
   const RowFactors factors(rows, row, depth);
   for (int64_t i = 0; i < width; i += kWide) {
     const F64 scaled = Scaled(Load<HalfAccVector<Policy>>(acc + i), factors, columns, i);
     Store(sums + i, first ? scaled : Load<F64>(sums + i) + scaled);
   }
-}
-
-template <class Policy>
-void AddScaledAcc(const void* acc, const Panel& rows, int row, const Panel& columns, int64_t depth,
-                  int64_t width, double* sums, bool first) {
-  AddScaledRow<Policy>(static_cast<const Acc<Policy>*>(acc), rows, row, columns, depth, width, sums,
-                       first);
 }
 
 // Adds float32 sums of scaled accumulators to a row's float64 sums, or stores them if `first`.
