@@ -65,29 +65,22 @@ JAXFP8_WITH_TILES void EnterTiles() {
   _tile_loadconfig(&kConfig);
 }
 
-JAXFP8_WITH_TILES int64_t AmxBf16(int64_t rounds) {
-  EnterTiles();
-  for (int64_t round = 0; round < rounds; ++round) {
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_dpbf16ps(1, 4, 5);
-    _tile_dpbf16ps(2, 4, 5);
-    _tile_dpbf16ps(3, 4, 5);
+//   products  of a row of one tile and a column of another
+#define JAXFP8_TILE_PEAK(Name, instruction, products)  \
+  JAXFP8_WITH_TILES int64_t Name(int64_t rounds) {     \
+    EnterTiles();                                      \
+    for (int64_t round = 0; round < rounds; ++round) { \
+      instruction(0, 4, 5);                            \
+      instruction(1, 4, 5);                            \
+      instruction(2, 4, 5);                            \
+      instruction(3, 4, 5);                            \
+    }                                                  \
+    _tile_release();                                   \
+    return rounds * 4 * (16 * 16 * products) * 2;      \
   }
-  _tile_release();
-  return rounds * 4 * (16 * 16 * 32) * 2;
-}
-
-JAXFP8_WITH_TILES int64_t AmxInt8(int64_t rounds) {
-  EnterTiles();
-  for (int64_t round = 0; round < rounds; ++round) {
-    _tile_dpbusd(0, 4, 5);
-    _tile_dpbusd(1, 4, 5);
-    _tile_dpbusd(2, 4, 5);
-    _tile_dpbusd(3, 4, 5);
-  }
-  _tile_release();
-  return rounds * 4 * (16 * 16 * 64) * 2;
-}
+JAXFP8_TILE_PEAK(AmxBf16, _tile_dpbf16ps, 32)
+JAXFP8_TILE_PEAK(AmxInt8, _tile_dpbusd, 64)
+#undef JAXFP8_TILE_PEAK
 
 #endif
 
