@@ -5,10 +5,10 @@
 //                          Plan::Run  <-------------------+  Path::make_plan once per problem
 //
 // To add a path, say sm100_gemm:
-//   1. kernels/sm100_gemm/. `path.h` declares `extern const Path kSm100Gemm`, `path.cu` defines its
-//      plan and launches. What needs no nvcc (why_not, sizes, schedules) is a .cc file, so that
-//      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
-//      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
+//   1. kernels/sm100_gemm/. `path.cu` defines `const Path kSm100Gemm`, its plan and launches. What
+//      needs no nvcc (why_not, sizes, schedules) is a .cc file, so that routes are tested without a
+//      GPU. Kernels include kernels/common/ and kernels/epilogue/ and neither XLA nor Python. Each
+//      .cuh begins with a picture of where its operands lie.
 //   2. cuda/CMakeLists.txt: the sources, and the instances of templates.
 //      ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
 //   3. A row of `JAXFP8_CUDA_PATHS` below, and its place in `InOrder` of route.cc.
@@ -72,6 +72,17 @@ struct Path {
   V(kCublasLtWide, "cublaslt_wide") \
   V(kGeneral, "general")            \
   V(kSm80Imma, "sm80_imma")
+
+#define JAXFP8_DECLARE(symbol, name) extern const Path symbol;
+JAXFP8_CUDA_PATHS(JAXFP8_DECLARE)
+#undef JAXFP8_DECLARE
+
+// Why scratch of so many bytes does not do.
+inline Status WhyNotWorkspace(size_t bytes, size_t needed) {
+  if (bytes >= needed) return {};
+  return "its workspace has " + std::to_string(bytes) + " bytes, but it needs " +
+         std::to_string(needed);
+}
 
 // "`what` failed: cudaErrorInvalidValue (invalid argument)", or success.
 inline Status CudaError(cudaError_t status, const char* what) {

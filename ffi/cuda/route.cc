@@ -4,19 +4,13 @@
 #include <utility>
 
 #include "cuda/cublaslt/attempts.h"
-#include "cuda/cublaslt/paths.h"
-#include "cuda/kernels/decoded/path.h"
 #include "cuda/kernels/general/general.h"
-#include "cuda/kernels/sm80_imma/path.h"
-#include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 
 namespace jaxfp8::cuda {
 namespace {
-
-const Path kGeneral{"general", GeneralWhyNot, PlanGeneral, true, true};
 
 // FP8 with scales that change along K. There `sm90_gemm` is faster than cuBLASLt, which needs
 // copies of the scales and is slower with them; else cuBLASLt is.
@@ -106,6 +100,8 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
 }
 
 }  // namespace
+
+const Path kGeneral{"general", GeneralWhyNot, PlanGeneral, true, true};
 
 const std::vector<const Path*>& AllPaths() {
 #define JAXFP8_ADDRESS(symbol, name) &symbol,

@@ -4,9 +4,7 @@
 
 #include "cuda/cublaslt/paths.h"
 #include "cuda/kernels/decoded/path.h"
-#include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_imma/schedule.h"
-#include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"

@@ -12,9 +12,7 @@
 
 #include "cuda/cublaslt/api.h"
 #include "cuda/kernels/general/general.h"
-#include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_imma/schedule.h"
-#include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"

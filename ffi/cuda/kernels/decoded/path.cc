@@ -6,8 +6,6 @@
 
 #include "cuda/cublaslt/attempts.h"
 #include "cuda/kernels/pack/pack.h"
-#include "cuda/kernels/sm80_w8a16/path.h"
-#include "cuda/kernels/sm90_gemm/path.h"
 #include "cuda/route.h"
 
 namespace jaxfp8::cuda {

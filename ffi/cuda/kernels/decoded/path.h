@@ -15,11 +15,7 @@
 #include "common/status.h"
 #include "cuda/path.h"
 
-namespace jaxfp8::cuda {
-
-extern const Path kDecodedW8A16;
-
-namespace decoded {
+namespace jaxfp8::cuda::decoded {
 
 // What the path makes of a problem.
 struct DecodedForm {
@@ -35,5 +31,4 @@ Status MakeForm(const Problem& problem, DecodedForm& form);
 // The path that multiplies what is decoded, on a device; null if there is none.
 const Path* PathOf(const Problem& product, const Device& device);
 
-}  // namespace decoded
-}  // namespace jaxfp8::cuda
+}  // namespace jaxfp8::cuda::decoded

@@ -1,11 +1,19 @@
+// Path "sm80_imma": up to 32 rows of int8 or 16 bits times FP8 weights, computed in int8.
+//
+// It rounds operands a second time, as `compute="int8"` does, so it computes another number than
+// other paths do. Only a call whose kernel is "int8" (route.h) or this one gets it. A call has
+// these launches:
+//   RoundRows    the activations as int8 codes in aligned lines, if they are not activations.cuh
+//   Sm80Imma     the product, from reading the weights to the whole epilogue         kernel.cuh
+
 #include <algorithm>
 
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/sm80_imma/activations.cuh"
 #include "cuda/kernels/sm80_imma/arguments.h"
-#include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_imma/schedule.h"
+#include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 namespace imma {

@@ -1,9 +1,15 @@
-// The host side of path `sm80_w8a16`: launches of its kernels (path.h lists them).
+// The host side of path "sm80_w8a16": bfloat16 or float16 activations times 8-bit weights, read as
+// they are stored.
+//
+// For skinny M, bound by reading the weights; correct for any number of rows. Either side may be
+// the 8-bit one. A call has one launch; before sm_90 a split K adds a second:
+//   Sm80W8A16         product, split-K reduction in a cluster, and epilogue (mainloop.cuh)
+//   ReducePartials    reduction and epilogue on devices without clusters, below
+// Several products of one input may share the launch (plan.h).
 
 #include <algorithm>
 
 #include "cuda/kernels/epilogue/epilogue.h"
-#include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/plan.h"
 #include "cuda/kernels/sm80_w8a16/reduce_partials.cuh"
 
