@@ -4,7 +4,6 @@
 
 #include "cuda/cublaslt/api.h"
 #include "cuda/cublaslt/plan_file.h"
-#include "cuda/cublaslt/tune.h"
 
 namespace jaxfp8::cuda {
 namespace {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -81,5 +82,19 @@ class Matmul {
   cublasLtMatrixLayoutOpaque_t a_{}, b_{}, c_{}, d_{};
   cublasLtMatmulAlgo_t algorithm_{};
 };
+
+// tune.cc times several algorithms for one product and picks the fastest.
+
+// Runs the product once with an algorithm.
+using RunAlgorithm =
+    std::function<Status(const cublasLtMatmulAlgo_t&, const MatmulBuffers&, cudaStream_t)>;
+
+// Whether a product takes long enough for timing to tell algorithms apart.
+bool WorthTiming(const MatmulShape& shape);
+
+// The index of the fastest algorithm, -1 if there is no memory for timing. It uses buffers of its
+// own: the program still needs the data in its buffers, and data affects the time.
+int Fastest(const MatmulShape& shape, size_t workspace_bytes,
+            const std::vector<cublasLtMatmulAlgo_t>& algorithms, const RunAlgorithm& run);
 
 }  // namespace jaxfp8::cuda

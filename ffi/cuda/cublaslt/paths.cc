@@ -2,9 +2,6 @@
 
 #include <limits>
 
-#include "cuda/cublaslt/layout.h"
-#include "cuda/cublaslt/product.h"
-
 namespace jaxfp8::cuda {
 namespace {
 

@@ -1,9 +1,9 @@
-#include "cuda/cublaslt/tune.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
+
+#include "cuda/cublaslt/matmul.h"
 
 namespace jaxfp8::cuda {
 namespace {
