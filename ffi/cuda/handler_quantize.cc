@@ -6,12 +6,12 @@
 //   attributes  out_dtype, activation: string; norm, factor, gain, shift, centred, rounded_first,
 //               rounded_second: bool
 //
-// `jaxfp8_quantize_rows` finds a scale for each row: cuda/kernels/quantize_rows/problem.h.
+// `jaxfp8_quantize_rows` finds a scale for each row: cuda/kernels/produce/problem.h.
 //
 //   results     codes [rows, columns]; scale and amax [rows]
 //   attributes  epsilon, amax_floor, scale_floor, of_zeros, of_nan: f32
 //
-// `jaxfp8_encode` is given scales: cuda/kernels/encode/problem.h. It rounds x of float32 to
+// `jaxfp8_encode` is given scales: cuda/kernels/produce/problem.h. It rounds x of float32 to
 // `row_dtype`.
 //
 //   operands    of a norm, inverse [rows] and, if `centred`, mean [rows] behind x; then the scales,
@@ -29,9 +29,9 @@
 #include <vector>
 
 #include "common/quantize_call.h"
-#include "cuda/kernels/encode/problem.h"
+#include "cuda/kernels/produce/problem.h"
 #include "cuda/kernels/quantize/quantize.h"
-#include "cuda/kernels/quantize_rows/problem.h"
+#include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 namespace {

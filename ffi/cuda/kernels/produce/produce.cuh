@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/activation_f32.h"
-#include "cuda/kernels/produce/production.h"
+#include "cuda/kernels/produce/problem.h"
 #include "cuda/kernels/quantize/chunk.cuh"
 
 namespace jaxfp8::cuda {

@@ -2,9 +2,8 @@
 // that are given.
 
 #include "common/shapes.h"
-#include "cuda/kernels/encode/problem.h"
+#include "cuda/kernels/produce/problem.h"
 #include "cuda/kernels/quantize/quantize.h"
-#include "cuda/kernels/quantize_rows/problem.h"
 
 namespace jaxfp8::cuda {
 namespace {
