@@ -2,19 +2,17 @@
 // and launches. All kernels are bound by memory.
 //
 //   source            kernel                                   reads and writes
-//   K-contiguous      PackRows (pack_rows.cuh)                 16-byte chunks of a line
-//   MN-major, 8 bits  PackTransposed (pack_transposed.cuh)     through shared memory
+//   K-contiguous      PackRows (kernels.cuh)                   16-byte chunks of a line
+//   MN-major, 8 bits  PackTransposed                           through shared memory
 //   MN-major, wider   PackTransposedWide
 
 #include <algorithm>
 #include <limits>
 
 #include "cuda/kernels/common/grid.h"
-#include "cuda/kernels/pack/convert.cuh"
+#include "cuda/kernels/pack/kernels.cuh"
 #include "cuda/kernels/pack/line_sums.cuh"
 #include "cuda/kernels/pack/pack.h"
-#include "cuda/kernels/pack/pack_rows.cuh"
-#include "cuda/kernels/pack/pack_transposed.cuh"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/kernels/common/element.cuh"
-#include "cuda/kernels/common/group.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/quantize/quotient.cuh"
 
@@ -25,6 +24,36 @@ struct QuantizeArguments {
   int64_t rows, columns, tile_rows, tile_columns, tiles_across;
   bool x_aligned, codes_aligned, transposed_aligned;  // rows begin at multiples of 16 bytes
 };
+
+// Sums and maxima over the threads of a row.
+
+// Reduces a value over the `group` threads, 32 to 1024, of one threadIdx.x / group. Every thread of
+// the CTA must call it.
+//   shared         a word per warp, no longer read by anyone
+//   reduce_warp    reduces over a warp, for all its lanes; 0 is neutral
+template <typename T, typename ReduceWarp>
+__device__ __forceinline__ T ReduceGroup(T value, int group, T* shared, ReduceWarp reduce_warp) {
+  value = reduce_warp(value);
+  if (group == 32) return value;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  const int warps = group / 32, first = threadIdx.x / group * warps;
+  const int lane = threadIdx.x % 32;
+  return reduce_warp(lane < warps ? shared[first + lane] : T{0});
+}
+
+__device__ __forceinline__ uint32_t MaxOfGroup(uint32_t value, int group, uint32_t* shared) {
+  return ReduceGroup(value, group, shared, [](uint32_t x) { return __reduce_max_sync(~0u, x); });
+}
+
+// Sums in one order.
+__device__ __forceinline__ float SumOfGroup(float value, int group, float* shared) {
+  return ReduceGroup(value, group, shared, [](float x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+    return x;
+  });
+}
 
 template <DType kIn>
 inline constexpr int kValues = 16 / SizeOf(kIn);  // in 16 bytes of x

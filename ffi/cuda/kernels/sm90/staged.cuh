@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "cuda/kernels/epilogue/quad.cuh"
+#include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/sm90/block.h"
 #include "cuda/kernels/sm90/shared.cuh"

@@ -10,7 +10,7 @@
 //              bits a warpgroup stages all it has, swizzled, and one thread stores it by copies
 //              (TMA), which run while the next tile is multiplied
 //   else       32 float32 sums are staged. A lane finishes four columns of four rows at once
-//              (row_batch.cuh), or, where those are no aligned fours, of one row (quad.cuh)
+//              (row_batch.cuh), or, where those are no aligned fours, of one row (dequantize.cuh)
 
 #pragma once
 
