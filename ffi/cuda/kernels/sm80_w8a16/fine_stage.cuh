@@ -10,9 +10,8 @@
 
 #include "cuda/kernels/common/wgmma.cuh"
 #include "cuda/kernels/sm80_w8a16/fine_scales.cuh"
-#include "cuda/kernels/sm80_w8a16/mma_stage.cuh"
 #include "cuda/kernels/sm80_w8a16/pipeline.cuh"
-#include "cuda/kernels/sm80_w8a16/wgmma_stage.cuh"
+#include "cuda/kernels/sm80_w8a16/stage.cuh"
 
 namespace jaxfp8::cuda::w8a16 {
 

@@ -10,14 +10,14 @@
 //   global     weights, 8-bit codes            activations, 16 bits, or e4m3
 //              [N, K] or [K, N]                [M, K] or [K, M]
 //                 |                               |
-//                 |   cp.async by all warps, several stages in flight (pipeline.cuh, load.cuh)
+//                 |   cp.async by all warps, several stages in flight (pipeline.cuh)
 //                 v                               v
 //   shared     128 columns x 128 K, codes      8 * kRowFragments rows x 128 K
 //                 |                               |  mma.sync: loaded as B fragments, and
 //                 |                               |            decoded, if they are e4m3
 //                 |  a lane: 4 columns x 16 K     |  wgmma: read by the tensor cores
 //                 v  decoded to 16 bits           |
-//   registers  A fragments ----> tensor cores <---+   (mma_stage.cuh, wgmma_stage.cuh)
+//   registers  A fragments ----> tensor cores <---+   (stage.cuh)
 //                                    |
 //              acc         float32, 32 columns x 8 * kRowFragments rows a warp
 //                                    |  at the end of a scale block (scales.cuh)
@@ -36,11 +36,10 @@
 #include "cuda/kernels/common/wgmma.cuh"
 #include "cuda/kernels/sm80_w8a16/batch.cuh"
 #include "cuda/kernels/sm80_w8a16/fine_stage.cuh"
-#include "cuda/kernels/sm80_w8a16/mma_stage.cuh"
 #include "cuda/kernels/sm80_w8a16/pipeline.cuh"
 #include "cuda/kernels/sm80_w8a16/scales.cuh"
 #include "cuda/kernels/sm80_w8a16/split_k.cuh"
-#include "cuda/kernels/sm80_w8a16/wgmma_stage.cuh"
+#include "cuda/kernels/sm80_w8a16/stage.cuh"
 
 namespace jaxfp8::cuda::w8a16 {
 

@@ -12,7 +12,7 @@
 //
 // The sums of all ranks are added in the order of ranks: the bits are the same in every run. From
 // sm_90 on the ranks of an output tile are a thread block cluster and add in shared memory. Before,
-// ranks store partial tiles in the workspace and a second kernel adds them (reduce_partials.cuh). A
+// ranks store partial tiles in the workspace and a second kernel adds them (path.cu). A
 // tile with one CTA needs neither.
 
 #pragma once
