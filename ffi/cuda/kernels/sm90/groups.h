@@ -17,7 +17,7 @@
 //   | 0 0 0 0 0 | 1 1 1 1 1 1 | r r |    one are those that have a value of its group. Steps begin
 //   | step 0 | step 1 | step 2 | .. |    at multiples of 128, as scales do. So the first and last
 //                                        step of a group may have values of other groups, which
-//                                        are masked (mask.cuh).
+//                                        are masked (sm90_gemm/load.cuh).
 
 #pragma once
 

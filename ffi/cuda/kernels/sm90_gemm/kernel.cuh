@@ -2,7 +2,7 @@
 //
 //   CTA, one on each multiprocessor
 //     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
-//                   warp 1 sets values of other groups to zero                   mask.cuh
+//                   warp 1 sets values of other groups to zero                   load.cuh
 //     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh, or
 //                   stores it                                                    sum.cuh
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
@@ -20,7 +20,11 @@
 
 #pragma once
 
-#include "cuda/kernels/sm90_gemm/mask.cuh"
+#include <iterator>
+#include <utility>
+
+#include "cuda/kernels/sm90_gemm/kernels.h"
+#include "cuda/kernels/sm90_gemm/load.cuh"
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
 #include "cuda/kernels/sm90_gemm/store.cuh"
 #include "cuda/kernels/sm90_gemm/sum.cuh"
@@ -121,6 +125,33 @@ Kernel KernelOf() {
   using L = GemmLayout<kRows, kColumns, kScaling>;
   return {Sm90Gemm<kLhs, kRhs, kScaling, kRows, kColumns>, L::kThreads, L::kSharedBytes,
           L::kHasBoxes};
+}
+
+// The kernels of a pair of types, by tile shape.
+
+template <const auto& kTiles, DType kLhs, DType kRhs, Scaling kScaling, int... kShapes>
+Kernel KernelOfShape(TileShape tile, std::integer_sequence<int, kShapes...>) {
+  Kernel kernel;
+  (void)((tile == kTiles[kShapes] &&
+          (kernel = KernelOf<kLhs, kRhs, kScaling, kTiles[kShapes].rows, kTiles[kShapes].columns>(),
+           true)) ||
+         ...);
+  return kernel;
+}
+
+template <DType kLhs, DType kRhs>
+Kernel KernelFor(Scaling scaling, TileShape tile) {
+  constexpr auto kAll = std::make_integer_sequence<int, std::size(kTileShapes)>{};
+  if (scaling == Scaling::kBlocks) {
+    return KernelOfShape<kTileShapes, kLhs, kRhs, Scaling::kBlocks>(tile, kAll);
+  }
+  return KernelOfShape<kTileShapes, kLhs, kRhs, Scaling::kLines>(tile, kAll);
+}
+
+template <DType kLhs, DType kRhs>
+Kernel SumKernelFor(TileShape tile) {
+  constexpr auto kAll = std::make_integer_sequence<int, std::size(kSumTileShapes)>{};
+  return KernelOfShape<kSumTileShapes, kLhs, kRhs, Scaling::kAfter>(tile, kAll);
 }
 
 }  // namespace jaxfp8::cuda::sm90

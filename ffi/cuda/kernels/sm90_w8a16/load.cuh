@@ -12,8 +12,8 @@
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/scale_form.cuh"
+#include "cuda/kernels/sm90/barrier.cuh"
 #include "cuda/kernels/sm90/groups.cuh"
-#include "cuda/kernels/sm90/ring.cuh"
 #include "cuda/kernels/sm90/shared.cuh"
 
 namespace jaxfp8::cuda::sm90 {

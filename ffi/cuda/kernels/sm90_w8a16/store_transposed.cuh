@@ -14,6 +14,8 @@
 
 namespace jaxfp8::cuda::sm90 {
 
+// A warpgroup has four boxes of a tile, and stages three of them without waiting.
+inline constexpr int kTransposedBuffers = 3;
 // Columns of a tile, and so rows of the output, that are staged at a time but for `StoreBox`.
 inline constexpr int kSumsStaged = 32;
 // From row to row of staged sums, in bytes: then eight values of each of four pairs of rows are in
