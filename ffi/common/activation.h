@@ -37,6 +37,13 @@ inline Activation ParseActivation(std::string_view name) {
   return name == "none" ? Activation::kNone : Activation::kUnknown;
 }
 
+// c0 x^n + c1 x^(n - 1) + ... + cn, each step a multiply-add.
+template <typename... Coefficients>
+JAXFP8_HD double Polynomial(double x, double c0, Coefficients... rest) {
+  ((c0 = c0 * x + rest), ...);
+  return c0;
+}
+
 // e^x, with x clamped to [-700, 700]; NaN stays NaN.
 JAXFP8_HD double Exp(double x) {
   x = x > 700.0 ? 700.0 : x;
@@ -46,17 +53,8 @@ JAXFP8_HD double Exp(double x) {
   const double shifted = x * 1.4426950408889634 + kToInteger;
   const double n = shifted - kToInteger;
   const double r = (x - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
-  double p = 1.0 / 3628800;
-  p = p * r + 1.0 / 362880;
-  p = p * r + 1.0 / 40320;
-  p = p * r + 1.0 / 5040;
-  p = p * r + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
+  const double p = Polynomial(r, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+                              1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0);
   const uint64_t exponent = std::bit_cast<uint64_t>(shifted) << 52;
   return std::bit_cast<double>(std::bit_cast<uint64_t>(p) + exponent);
 }
@@ -65,23 +63,12 @@ JAXFP8_HD double Exp(double x) {
 // times 1 + 2z; relative error 1.2e-12.
 JAXFP8_HD double ScaledErfc(double z) {
   const double q = 1.0 - 7.5 / (z + 3.75);
-  double p = 9.400493425333757e-07;
-  p = p * q - 1.035154633043317e-06;
-  p = p * q - 1.0112601290798755e-05;
-  p = p * q + 2.240377753442637e-05;
-  p = p * q + 5.039045352135552e-05;
-  p = p * q - 0.0002901358214053897;
-  p = p * q + 0.0002944262405490704;
-  p = p * q + 0.0017556055603028793;
-  p = p * q - 0.009746819792790901;
-  p = p * q + 0.028362285509051358;
-  p = p * q - 0.05869335274013941;
-  p = p * q + 0.09230431965605784;
-  p = p * q - 0.10880393454620606;
-  p = p * q + 0.08227673860881943;
-  p = p * q + 0.003585415648876794;
-  p = p * q - 0.14024059858819599;
-  p = p * q + 1.237512630836828;
+  const double p = Polynomial(q, 9.400493425333757e-07, -1.035154633043317e-06,
+                              -1.0112601290798755e-05, 2.240377753442637e-05, 5.039045352135552e-05,
+                              -0.0002901358214053897, 0.0002944262405490704, 0.0017556055603028793,
+                              -0.009746819792790901, 0.028362285509051358, -0.05869335274013941,
+                              0.09230431965605784, -0.10880393454620606, 0.08227673860881943,
+                              0.003585415648876794, -0.14024059858819599, 1.237512630836828);
   return p / (1.0 + 2.0 * z);
 }
 

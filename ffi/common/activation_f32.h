@@ -32,6 +32,13 @@ JAXFP8_HD float AtMost(float bound, float x) {
 #endif
 }
 
+// `Polynomial` by fused multiply-adds.
+template <typename... Coefficients>
+JAXFP8_HD float PolynomialF32(float x, float c0, Coefficients... rest) {
+  ((c0 = fmaf(c0, x, rest)), ...);
+  return c0;
+}
+
 // 2^x for -250 <= x <= 0. On the CPU subnormal results are 0, because computing with them is slow.
 JAXFP8_HD float Exp2(float x) {
 #ifdef __CUDA_ARCH__
@@ -43,14 +50,8 @@ JAXFP8_HD float Exp2(float x) {
   constexpr float kToInteger = 0x1.8p23f;
   const float shifted = x + kToInteger;
   const float r = x - (shifted - kToInteger);
-  float p = 1.5252734e-5f;
-  p = fmaf(p, r, 1.5403530e-4f);
-  p = fmaf(p, r, 1.3333558e-3f);
-  p = fmaf(p, r, 9.6181291e-3f);
-  p = fmaf(p, r, 5.5504109e-2f);
-  p = fmaf(p, r, 0.24022651f);
-  p = fmaf(p, r, 0.69314718f);
-  p = fmaf(p, r, 1.0f);
+  const float p = PolynomialF32(r, 1.5252734e-5f, 1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f,
+                                5.5504109e-2f, 0.24022651f, 0.69314718f, 1.0f);
   const float power = FloatFromBits(BitsOf(1.0f) + (BitsOf(shifted) << 23));
   return x < -126.0f ? 0.0f : p * power;
 #endif
@@ -91,16 +92,10 @@ JAXFP8_HD float GeluTanhF32(float x) {
 // e^(z^2) * erfc(z) * (1 + 2z) for 0 <= z <= 10.5: a polynomial in q = (z - 2) / (z + 2); relative
 // error 1.1e-7 with its rounding, but for that of q.
 JAXFP8_HD float ScaledErfcF32(float q) {
-  float p = -0.0004056065226905048f;
-  p = fmaf(p, q, -0.0012340409448370337f);
-  p = fmaf(p, q, 0.0013210707111284137f);
-  p = fmaf(p, q, 0.008637280203402042f);
-  p = fmaf(p, q, -0.008063466288149357f);
-  p = fmaf(p, q, -0.0542064793407917f);
-  p = fmaf(p, q, 0.1640559881925583f);
-  p = fmaf(p, q, -0.16603116691112518f);
-  p = fmaf(p, q, -0.09276401251554489f);
-  return fmaf(p, q, 1.2769783735275269f);
+  return PolynomialF32(q, -0.0004056065226905048f, -0.0012340409448370337f, 0.0013210707111284137f,
+                       0.008637280203402042f, -0.008063466288149357f, -0.0542064793407917f,
+                       0.1640559881925583f, -0.16603116691112518f, -0.09276401251554489f,
+                       1.2769783735275269f);
 }
 
 JAXFP8_HD float GeluErfF32(float x) {
