@@ -58,6 +58,9 @@ class BufferTaker {
   // Its shape.
   Dims NextShape() const { return next_ < from_.size() ? from_[next_].shape : Dims(); }
 
+  // The first failure so far.
+  const Status& status() const { return status_; }
+
   // Checks that no buffer is left; returns the first failure.
   const Status& End(const char* what) {
     if (!status_.ok() || next_ == from_.size()) return status_;

@@ -104,7 +104,13 @@ void CheckRefusals() {
   CheckRefusal(given, "`query` is float16");
   given = {};
   given.flags.bias = true;
-  CheckRefusal(given, "`bias` has shape ()");
+  CheckRefusal(given, "`bias` is missing");
+  given = All();
+  given.flags.keys_by_token = false;
+  CheckRefusal(given, "`keys` is float8_e4m3fn of (2, 5, 3, 64)");
+  given = All();
+  given.operands[1].type = DType::kS8;
+  CheckRefusal(given, "`keys` is int8");
   given = {};
   CheckRefusal(given.Add(&AttentionFlags::bias, DType::kF32, {2, 3, 4, 4}),
                "`bias` has shape (2, 3, 4, 4), but needs 1 or all of each axis of (2, 3, 4, 5)");

@@ -53,9 +53,10 @@ template <class Data>
 Status TakeTerm(BufferTaker& operand, const char* name, DType type,
                 const std::vector<int64_t>& full, TermStrides& strides, Data& to) {
   const Dims shape = operand.NextShape();
-  JAXFP8_RETURN_IF_ERROR(TermOf(name, full, shape, strides));
   operand(name, type, std::vector<int64_t>(shape.begin(), shape.end()), to);
-  return {};
+  // Behind a failure the next shape is that of another operand.
+  JAXFP8_RETURN_IF_ERROR(operand.status());
+  return TermOf(name, full, shape, strides);
 }
 
 }  // namespace
