@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from jaxfp8._call.library.ffi import allow_timing, keep_plans, register_targets
-from jaxfp8._call.ops.attention import allow_attention
 from jaxfp8._export import export_checks
 
-__all__ = ["allow_attention", "allow_timing", "export_checks", "keep_plans", "register_targets"]
+__all__ = ["allow_timing", "export_checks", "keep_plans", "register_targets"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rewrite.support import BF16, E4M3, F32, count, float64, relative_l2
 
 import jaxfp8
-import jaxfp8.ffi
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import attention
 from jaxfp8._call.ops.attention import AttentionSpec
@@ -22,13 +21,6 @@ from jaxfp8._value import compat
 HOPPER = jaxfp8.Target("cuda", 90)
 B, S, H, G, T, D = 2, 1, 8, 2, 40, 64
 ONE_MORE = 1.5  # weights are rounded before their sum is known
-
-
-@pytest.fixture(autouse=True)
-def allowed() -> Iterator[None]:
-    jaxfp8.ffi.allow_attention(True)
-    yield
-    jaxfp8.ffi.allow_attention(False)
 
 
 def normal(seed: int, *shape: int, dtype: Any = F32) -> jax.Array:
@@ -209,13 +201,6 @@ def test_each_layer_has_a_call_and_so_has_the_body_of_a_scan() -> None:
     caches = jax.tree.map(lambda x: jnp.stack([x, x]), cache)
     assert count(rewritten(two_layers), query, name="attention") == 2
     assert count(rewritten(scanned), query, caches, name="attention") == 1
-
-
-def test_unless_it_is_allowed_it_stays_two_products() -> None:
-    jaxfp8.ffi.allow_attention(False)
-    fun, args, _ = PROGRAMS["lengths"]
-    assert count(rewritten(fun), *args, name="attention") == 0
-    assert count(rewritten(fun), *args) == 2
 
 
 # What stays two products

@@ -101,31 +101,6 @@ _WIDTHS = (64, 128, 256)
 _TILE, _MOST_ROWS = 8, 16
 
 
-class _Switch:
-    """Whether `rewrite` may make calls of attention."""
-
-    is_on = False
-
-
-def allow_attention(allowed: bool) -> None:
-    """Allows or forbids `rewrite` to make attention over an 8-bit cache one call on a GPU.
-
-    By default it may not: the kernel alone has run on a GPU, against float64, but no whole program
-    with the call. Functions traced before keep what they have.
-
-    Example:
-      >>> import jaxfp8
-      >>> jaxfp8.ffi.allow_attention(True)
-      >>> jaxfp8.ffi.allow_attention(False)
-    """
-    _Switch.is_on = allowed
-
-
-def is_allowed() -> bool:
-    """Whether `rewrite` may make the call."""
-    return _Switch.is_on
-
-
 def runs_here() -> bool:
     """Whether the least capable GPU in use has the kernel."""
     capability = targets.compute_capability()

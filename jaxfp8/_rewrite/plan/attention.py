@@ -33,7 +33,7 @@ _TEXT = "one call with the softmax between them, `jaxfp8_attention`"
 
 def join_attention(body: Body, replaced: Replaced) -> Replaced:
     """The pass: two products with a softmax between them become one call."""
-    if not (attention.is_allowed() and attention.runs_here()):
+    if not attention.runs_here():
         return replaced
     for op in body.ops(replaced):
         if not op.params.get("joins"):
