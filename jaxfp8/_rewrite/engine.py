@@ -202,8 +202,9 @@ def rewrite(
 
     An operand of a `dot_general` in `fun` may be, algebraically, an 8-bit array times scales:
     `q.astype(dtype) * scale`, in whatever order and shape. Then the dot and its scales become one
-    scaled dot, with the bias, residual, activation and 8-bit output that follow it. Everything else
-    is left as it is. If no dot is captured, `fun` itself is called. Derivatives are those of `fun`,
+    scaled dot, with the bias, residual, activation and 8-bit output that follow it. On an NVIDIA
+    GPU attention of a decoding step is one call, also over a bfloat16 cache. Everything else is
+    left as it is. If nothing is captured, `fun` itself is called. Derivatives are those of `fun`,
     custom rules included, and are rewritten in turn.
 
     Args:
@@ -223,7 +224,7 @@ def rewrite(
 
     Warns:
       FallbackWarning: when traced, if 8-bit data reaches dots and none of them is rewritten. It
-        says why for the first. A function without 8-bit data is called without a warning.
+        says why for the first. There is no warning about a function without 8-bit data.
 
     Raises:
       TypeError: if `fun` is no function, or `target` no `Target`.

@@ -30,7 +30,7 @@ def test_report_as_json_says_its_schema_and_survives_a_round_trip() -> None:
     text = jaxfp8.explain(mixed)(*_args()).to_json()
     loaded = json.loads(text)
     assert loaded["schema"] == "jaxfp8.report/2"
-    fields = {"schema", "name", "totals", "sites", "calls", "encodings"}
+    fields = {"schema", "name", "totals", "sites", "calls", "encodings", "attentions"}
     assert set(loaded) == fields
     assert [row["status"] for row in loaded["sites"]] == ["rewritten", "missed"]
     assert set(loaded["sites"][0]) == {"status", *(f.name for f in dataclasses.fields(Site))}

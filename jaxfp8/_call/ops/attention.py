@@ -1,11 +1,12 @@
-"""Attention of a decoding step over an 8-bit cache, `attention_p`: one kernel on a GPU.
+"""Attention of a decoding step over a cache, `attention_p`: one kernel on a GPU.
 
     scores  = sum_d query * keys * key_scale * scale + bias
     out     = sum_t softmax(scores) * value_scale * values
 
 For each text and each head of the cache. A bias of at most `masked` replaces its score, and tokens
 from `lengths` on have no weight. On other platforms, on several devices, under vmap and in
-derivatives it is two scaled dots with a softmax between them.
+derivatives it is two products with a softmax between them: scaled dots over a cache in 8 bits, dots
+over one in bfloat16.
 
 Order of this file: problem, support, primitive, its rules, lowering.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -98,7 +100,7 @@ _TERMS = ("key_scale", "value_scale", "bias", "lengths")
 _OLDEST_GPU = 80
 _WIDTHS = (64, 128, 256)
 # A tile has 8 rows, and each reads the cache anew.
-_TILE, _MOST_ROWS = 8, 16
+_TILE, MOST_ROWS = 8, 16
 
 
 def runs_here() -> bool:
@@ -116,8 +118,8 @@ def why_not(spec: AttentionSpec) -> str | None:
         return f"its heads have {spec.width} values, and the kernel takes 64, 128 and 256"
     if spec.cache not in ("bfloat16", "float8_e4m3fn", "int8"):
         return f"the cache is {spec.cache}, and the kernel takes bfloat16, float8_e4m3fn and int8"
-    if spec.rows > _MOST_ROWS:
-        return f"{spec.rows} rows share a head of the cache, and the kernel takes {_MOST_ROWS}"
+    if spec.rows > MOST_ROWS:
+        return f"{spec.rows} rows share a head of the cache, and the kernel takes {MOST_ROWS}"
     if spec.out_dtype not in ("bfloat16", "float32"):
         return f"the output is {spec.out_dtype}, and the kernel gives bfloat16 and float32"
     return None
@@ -149,59 +151,46 @@ def _abstract_eval(*avals: Any, spec: AttentionSpec, split: bool) -> Any:
 
 
 def by_dots(*operands: jax.Array, spec: AttentionSpec, split: bool = False) -> jax.Array:
-    """The same as two scaled dots with a softmax between them."""
+    """The same as two products with a softmax between them."""
     del split  # each dot finds it anew
     given = dict(zip(spec.operand_names(), operands, strict=True))
-    keys = _cache_side(spec, by_token=spec.keys_by_token, scale=spec.key_scale, summed=_WIDTH)
-    values = _cache_side(spec, by_token=spec.values_by_token, scale=None, summed=_TOKENS)
-    named = {"lhs": given["query"], "rhs": given["keys"]}
-    if spec.key_scale is not None:
-        named["rhs_scale"] = _as_stored(given["key_scale"], spec.keys_by_token)
-    scores = _dot(spec.query, keys, "float32", named) * np.float32(spec.scale)
-    weights = jax.nn.softmax(_masked(spec, scores, given)) * given.get("value_scale", 1.0)
-    named = {"lhs": weights.astype(jnp.bfloat16), "rhs": given["values"]}
-    return _dot(weights.shape, values, spec.out_dtype, named)
+    keys = _cache_side(spec, by_token=spec.keys_by_token, summed=_WIDTH)
+    values = _cache_side(spec, by_token=spec.values_by_token, summed=_TOKENS)
+    scores = _dot(given["query"], given["keys"], keys, "float32") * np.float32(spec.scale)
+    scores = _masked(spec, scores * given.get("key_scale", 1.0), given)
+    weights = jax.nn.softmax(scores) * given.get("value_scale", 1.0)
+    return _dot(weights.astype(jnp.bfloat16), given["values"], values, spec.out_dtype)
 
 
 _TOKENS, _WIDTH = 2, 3  # axes of [texts, heads, tokens, width]
 
 
-def _as_stored(x: jax.Array, by_token: bool) -> jax.Array:
-    """A scale [texts, heads, 1, tokens] beside the cache, with width 1."""
-    x = x.swapaxes(2, 3)
-    return x.swapaxes(1, 2) if by_token else x
-
-
-def _cache_side(
-    spec: AttentionSpec, *, by_token: bool, scale: Shape | None, summed: int
-) -> OperandSpec:
+def _cache_side(spec: AttentionSpec, *, by_token: bool, summed: int) -> OperandSpec:
     order = (0, 2, 1, 3) if by_token else (0, 1, 2, 3)
     shape = (spec.texts, spec.heads, spec.tokens, spec.width)
-    counts = (1, 1, 1, 1) if scale is None else (scale[0], scale[1], scale[3], 1)
-    tiles = tuple(size if count == 1 else 1 for size, count in zip(shape, counts, strict=True))
+    stored = tuple(shape[axis] for axis in order)
+    return _side(spec.cache, stored, order.index(summed), order.index(1))
+
+
+def _side(dtype: str, shape: Shape, summed: int, heads: int) -> OperandSpec:
     return OperandSpec(
-        dtype=spec.cache,
-        shape=tuple(shape[axis] for axis in order),
-        contracting=(order.index(summed),),
-        batch=(0, order.index(1)),
-        tiles=tuple(tiles[axis] for axis in order),
-        scale=scale is not None,
-        zero_point=False,
-    )
-
-
-def _dot(shape: Shape, cache: OperandSpec, out_dtype: str, named: dict[str, Any]) -> jax.Array:
-    rows = OperandSpec(
-        dtype="bfloat16",
+        dtype=dtype,
         shape=shape,
-        contracting=(3,),
-        batch=(0, 1),
+        contracting=(summed,),
+        batch=(0, heads),
         tiles=shape,
         scale=False,
         zero_point=False,
     )
-    epilogue = EpilogueSpec(out_dtype=out_dtype)
-    return scaled_dot(ScaledDotSpec(lhs=rows, rhs=cache, epilogue=epilogue), **named)[0]
+
+
+def _dot(rows: jax.Array, cache: jax.Array, side: OperandSpec, out_dtype: str) -> jax.Array:
+    """Rows [texts, heads, rows, depth] by a cache."""
+    if side.dtype == "bfloat16":
+        numbers = ((3,), side.contracting), ((0, 1), side.batch)
+        return lax.dot_general(rows, cache, numbers, preferred_element_type=jnp.dtype(out_dtype))
+    lhs, epilogue = _side("bfloat16", rows.shape, 3, 1), EpilogueSpec(out_dtype=out_dtype)
+    return scaled_dot(ScaledDotSpec(lhs=lhs, rhs=side, epilogue=epilogue), lhs=rows, rhs=cache)[0]
 
 
 def _masked(spec: AttentionSpec, scores: jax.Array, given: dict[str, jax.Array]) -> jax.Array:

@@ -129,7 +129,12 @@ class QuantizedDots:
         decision = decide(rounded.jaxpr)
         seen, left = decision.seen, dots.left
         counted = sum(site.op.name not in unserved.UNCOUNTED for site in left)
-        both = Seen([*seen.sites, *dots.split, *left], max(seen.others - counted, 0), seen.calls)
+        both = Seen(
+            [*seen.sites, *dots.split, *left],
+            max(seen.others - counted, 0),
+            seen.calls,
+            attended=seen.attended,
+        )
         return report_of(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> accuracy.Comparison:

@@ -22,6 +22,10 @@ DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
 
 
+# What became of both products of attention.
+IN_ONE_CALL = "one call with the softmax between them, `jaxfp8_attention`"
+
+
 @dataclasses.dataclass(eq=False)
 class Seen:
     """The dots of a function, regions included."""
@@ -36,11 +40,14 @@ class Seen:
     # Encodings fused into one call with their operand's producer. The first of each call has the
     # name of the producer and the number of encodings.
     encoded: dict[Op, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    # The second products of attention over a float cache, now one call with the softmax and the
+    # first product. Each has the dtype and the shape of the keys.
+    attended: dict[Op, tuple[np.dtype, Shape]] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> tuple[int, int]:
-        """The numbers of dots, and of picks and encodings, as `changed_since` takes them."""
-        return len(self.sites), len(self.picks) + len(self.encoded)
+        """The numbers of dots and of other changes, as `changed_since` takes them."""
+        return len(self.sites), len(self.picks) + len(self.encoded) + len(self.attended)
 
     @property
     def is_captured(self) -> bool:

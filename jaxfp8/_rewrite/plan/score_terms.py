@@ -190,7 +190,8 @@ def of(softmax: Softmax, key_scale: Term | None, value_scale: Term | None, group
       groups: of labels.
     """
     keys, scale = _without_numbers(filter(None, (key_scale, *softmax.factors)))
-    values = [_Own.of(term) for term in filter(None, (value_scale, *softmax.weights))]
+    weighing = (value_scale, *softmax.weights)
+    values = [_Own.of(term) for term in filter(None, weighing) if _number(term.value) != 1]
     for own in (*keys, *values):
         if groups.shape_of([own.kept])[_ROWS] > 1:
             raise Unread("a factor of its scores or weights differs by row")

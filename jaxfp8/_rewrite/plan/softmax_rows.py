@@ -194,14 +194,25 @@ class Reader:
 
     # Labels
 
-    def strip(self, value: Value, labels: Labels) -> tuple[Value, Labels]:
-        """The value before views and casts, with its labels."""
+    def stored(self, value: Value, labels: Labels) -> tuple[Value, Labels]:
+        """A cache as it lies in memory, with its labels; raises `Unread` if entries repeat."""
+        value, labels = self.strip(value, labels, casts=False)
+        behind = value
+        while behind.op is not None and behind.op.name in (*_SAME, *_VIEWS):
+            before = self.source(behind.op.inputs[0])
+            if before.size < behind.size:
+                raise Unread("heads of the cache are repeated")
+            behind = before
+        return value, labels
+
+    def strip(self, value: Value, labels: Labels, *, casts: bool = True) -> tuple[Value, Labels]:
+        """The value before views, and before casts if asked, with its labels."""
         while True:
             value = self.source(value)
             op = value.op
             if op is None:
                 return value, labels
-            if op.name in _SAME or _is_cast(op):
+            if op.name in _SAME or (casts and _is_cast(op)):
                 value = op.inputs[0]
             elif op.name in _VIEWS and (before := self._before(op, labels)) is not None:
                 value, labels = op.inputs[0], before

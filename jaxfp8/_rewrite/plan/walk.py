@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxfp8._call.library import targets
 from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._call.ops.joint import joint_dots_p
 from jaxfp8._rewrite.context import Context
@@ -15,6 +16,7 @@ from jaxfp8._rewrite.ir.facts import Fact, Product
 from jaxfp8._rewrite.ir.graph import Callers, ClosedJaxpr, Equation, Jaxpr, Literal, Op, Value, Var
 from jaxfp8._rewrite.ir.scaled import Lost, Parts, Scaled, Scales
 from jaxfp8._rewrite.ir.sites import Seen
+from jaxfp8._rewrite.plan import cached_products
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (
     RULES,
@@ -69,10 +71,12 @@ class Walk(Context):
         self._nested: list[Walk] = []
 
     def concerns(self, op: Op) -> bool:
-        """Whether 8-bit data goes into a region, or is made in it."""
+        """Whether 8-bit data goes into a region or is made in it, or a pass may find attention."""
         known = any(v in self.facts or v in self.curves for v in op.inputs)
         inner = compat.subjaxprs(op.equation)
         if known or any(map(reach.holds_eight_bit, inner)):
+            return True
+        if targets.platform() == "cuda" and any(map(cached_products.may_be_in, inner)):
             return True
         return op.name in JITS and all(len(j.eqns) < _SMALL for j in inner)
 

@@ -18,7 +18,7 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding
-from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site
+from jaxfp8._rewrite.report.model import EncodedValue, FloatAttention, Operand, Site
 from jaxfp8._rewrite.report.report import Report
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import dtypes
@@ -36,6 +36,10 @@ def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
         others=seen.others,
         calls=calls,
         encodings=tuple(_encoding(op, *made) for op, made in seen.encoded.items()),
+        attentions=tuple(
+            FloatAttention(**_located(op), dtype=dtype.name, shape=shape)
+            for op, (dtype, shape) in seen.attended.items()
+        ),
     )
 
 

@@ -133,6 +133,19 @@ class EncodedValue(Located):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FloatAttention(Located):
+    """Attention over a float cache: two dots and the softmax between them are one call, on a GPU.
+
+    Attributes:
+      file, line, function: the innermost frame of the user's own code, for the second dot.
+      dtype, shape: of the keys as they are stored.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Findings:
     """The rows of a report as data, and their totals. `Report` describes the fields."""
 
@@ -141,6 +154,7 @@ class Findings:
     others: int
     calls: tuple[Site, ...] = ()
     encodings: tuple[EncodedValue, ...] = ()
+    attentions: tuple[FloatAttention, ...] = ()
 
     @property
     def scaled(self) -> int:

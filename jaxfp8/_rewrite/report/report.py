@@ -26,6 +26,7 @@ class Report(Findings):
       calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
       encodings: the values of FP8 training that are made and encoded in one call; () if JAX's
         default backend is not a GPU.
+      attentions: attention over a cache in floats that is one call. Its dots count as `others`.
     """
 
     def to_json(self, indent: int | None = None) -> str:
@@ -36,8 +37,9 @@ class Report(Findings):
         )
         named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
         encodings = [dataclasses.asdict(one) for one in self.encodings]
+        attentions = [dataclasses.asdict(one) for one in self.attentions]
         whole = {**named, "sites": own, "calls": calls, "encodings": encodings}
-        return tables.json(whole, indent)
+        return tables.json({**whole, "attentions": attentions}, indent)
 
     def to_html(self) -> str:
         """The rows and totals as an HTML page, which loads nothing."""

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from jaxfp8._rewrite.ir.sites import IN_ONE_CALL
 from jaxfp8._rewrite.report.model import Findings, Operand, Site
 from jaxfp8._value import tables
 
@@ -127,8 +128,8 @@ def headline(report: Findings) -> str:
 
 
 def footer(report: Findings) -> list[str]:
-    """Encodings, and by platform and reason why scaled dots have no kernel."""
-    counted = Counter(_encodings(report))
+    """What is no dot on 8-bit data, and by platform and reason why scaled dots have no kernel."""
+    counted = Counter([*_encodings(report), *_attentions(report)])
     lines = [f"{count} x {line}" if count > 1 else line for line, count in counted.items()]
     calls = (*report.matched, *report.calls)
     for platform in dict.fromkeys(p for site in calls for p in site.platforms):
@@ -148,3 +149,10 @@ def _encodings(report: Findings) -> Iterator[str]:
         scales = f" for {one.scales} scales" if one.scales > 1 else ""
         encoded = f"{_array(one.dtype, one.shape)} encoded{scales}"
         yield f"{relative(one.where)}: {encoded} in one call with {one.producer}"
+
+
+def _attentions(report: Findings) -> Iterator[str]:
+    """Attention over a float cache in one call."""
+    for one in report.attentions:
+        array = _array(one.dtype, one.shape)
+        yield f"{relative(one.where)}: attention over {array}, {IN_ONE_CALL}"
