@@ -250,3 +250,12 @@ def test_a_program_for_a_gpu_holds_one_call(monkeypatch: pytest.MonkeyPatch) -> 
     (line,) = [line for line in text.splitlines() if "@jaxfp8_attention" in line]
     assert f"tensor<{B}x{T}x{G}x{D}xbf16>" in line and 'cache = "bfloat16"' in line
     assert "dot_general" not in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_elsewhere_it_is_lowered_to_two_products(platform: str) -> None:
+    """A CPU multiplies float32; on a GPU nothing widens the cache."""
+    fun, args, _ = PROGRAMS["transposed"]
+    text = jax.jit(rewritten(fun)).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    assert "@jaxfp8_attention" not in text and text.count("dot_general") == 2
+    assert (f"tensor<{B}x{T}x{G}x{D}xf32>" in text) == (platform == "cpu")

@@ -188,9 +188,18 @@ def _dot(rows: jax.Array, cache: jax.Array, side: OperandSpec, out_dtype: str) -
     """Rows [texts, heads, rows, depth] by a cache."""
     if side.dtype == "bfloat16":
         numbers = ((3,), side.contracting), ((0, 1), side.batch)
-        return lax.dot_general(rows, cache, numbers, preferred_element_type=jnp.dtype(out_dtype))
+        narrow = functools.partial(
+            lax.dot_general, dimension_numbers=numbers, preferred_element_type=jnp.float32
+        )
+        # XLA on a CPU has no float32 sums of bfloat16 for some shapes.
+        y = lax.platform_dependent(rows, cache, cuda=narrow, default=lambda *xs: narrow(*_wide(xs)))
+        return y.astype(out_dtype)
     lhs, epilogue = _side("bfloat16", rows.shape, 3, 1), EpilogueSpec(out_dtype=out_dtype)
     return scaled_dot(ScaledDotSpec(lhs=lhs, rhs=side, epilogue=epilogue), lhs=rows, rhs=cache)[0]
+
+
+def _wide(arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+    return [x.astype(jnp.float32) for x in arrays]
 
 
 def _masked(spec: AttentionSpec, scores: jax.Array, given: dict[str, jax.Array]) -> jax.Array:
