@@ -55,7 +55,7 @@ class Folder:
             self.entries = _entries(self.files)
             _markers.check(self.files, self.entries)
             if index is not None:
-                _check_index(index, names, self.files)
+                _check_index(index, names, self.entries)
             self.metadata: dict[str, str] = {}
             for file in self.files.values():
                 self.metadata |= file.header.metadata
@@ -225,21 +225,19 @@ def _names_in(path: str, text: str) -> list[str]:
     raise CheckpointError(path, "", text, "one is needed", "write the file again")
 
 
-def _check_index(path: pathlib.Path, index: dict[str, str], files: dict[str, File]) -> None:
-    held: dict[str, str] = {}
-    for file in files.values():
-        names = (entry.name for entry in file.header.entries)
-        held |= dict.fromkeys(names, pathlib.Path(file.path).name)
-    if index == held:
+def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, Entry]) -> None:
+    file_of = {file: pathlib.Path(file).name for file in {entry.file for entry in entries.values()}}
+    held = [file_of[entry.file] for entry in entries.values()]
+    if len(index) == len(held) and list(map(index.get, entries)) == held:
         return
     for name, said in index.items():
-        at = held.get(name)
+        at = file_of[entries[name].file] if name in entries else None
         if at != said:
             needs = "no file has it" if at is None else f"{at} has it"
             raise CheckpointError(path, name, f"is said to be in {said}", needs, "fetch all again")
-    name = next(name for name in held if name not in index)
+    name = next(name for name in entries if name not in index)
     needs, remedy = "the index does not name it", "fetch the index again"
-    raise CheckpointError(path.parent / held[name], name, "is there", needs, remedy)
+    raise CheckpointError(entries[name].file, name, "is there", needs, remedy)
 
 
 def _quantization(

@@ -18,6 +18,8 @@ import operator
 import re
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from jaxfp8.checkpoint import _dtypes
 from jaxfp8.checkpoint._errors import CheckpointError
 
@@ -34,16 +36,15 @@ ARRAYS = "jaxfp8.arrays"
 _FETCH = "fetch the file again"
 _OTHER = "fetch the file again, or name one that is safetensors"
 _FIELDS = {"dtype", "shape", "data_offsets"}
-# The package's spelling: metadata of plain texts, then tensors.
-_TEXT, _INTEGER = r'"([^"\\\x00-\x1f]*)"', r"(?:0|[1-9][0-9]{0,17})"
+# The package's spelling: metadata of plain texts, then tensors in the order of their data.
+_TEXT, _INTEGER = r'"([^"\\]*)"', r"(?:0|[1-9][0-9]{0,17})"
 _PAIR = re.compile(f"{_TEXT}:{_TEXT}")
 _HEAD = re.compile(rf'\{{(?:"{METADATA}":\{{({_PAIR.pattern}(?:,{_PAIR.pattern})*)?\}},)?')
-_TENSOR = re.compile(
-    rf'{_TEXT}:\{{("dtype":"[^"\\\x00-\x1f]*","shape":\[(?:{_INTEGER}(?:,{_INTEGER})*)?\]),'
-    rf'"data_offsets":\[({_INTEGER}),({_INTEGER})\]\}}(?:,(?=")|\}}$)'
-)
+_FORM = re.compile(rf'"dtype":{_TEXT},"shape":\[((?:{_INTEGER}(?:,{_INTEGER})*)?)\]')
+_TENSOR = re.compile(r'"([^"]*)":\{([^]]*\]),"data_offsets":\[([^]]*)\]\}(?:,|\}\Z)')
 # Signs of a match outside its groups.
-_OF_A_TENSOR = len('"":{,"data_offsets":[,]},')
+_OF_A_TENSOR = len('"":{,"data_offsets":[]},')
+_FIRST_PRINTABLE = 0x20
 _INTEGERS = {int}
 
 
@@ -114,7 +115,6 @@ def parse(file: str, text: bytes, size: int) -> Header:
     """
     begin = LENGTH_BYTES + len(text)
     metadata, entries = _quick(file, text, size) or _parsed(file, text, size)
-    entries.sort(key=operator.attrgetter("start", "stop"))
     _check_filled(file, entries, begin, size)
     _check_digest(file, entries, metadata, begin)
     return Header(file=file, entries=tuple(entries), metadata=metadata)
@@ -177,51 +177,55 @@ def _parsed(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Ent
     """Metadata and tensors, by JSON."""
     content, begin = _json(file, text), LENGTH_BYTES + len(text)
     metadata = _metadata(file, content.pop(METADATA, {}))
-    return metadata, [_entry(file, name, fields, begin, size) for name, fields in content.items()]
+    entries = [_entry(file, name, fields, begin, size) for name, fields in content.items()]
+    return metadata, sorted(entries, key=operator.attrgetter("start", "stop"))
 
 
 def _quick(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entry]] | None:
-    """Metadata and tensors in the spelling of the safetensors package.
+    """Metadata and tensors in the spelling and the order of the safetensors package.
 
-    None for another spelling, and if anything is wrong: JSON then names the fault. It is twice as
+    None for others, and if anything is wrong: JSON then names the fault. It is three times as
     fast as JSON for 100,000 tensors. The matches must cover the whole text.
     """
-    if not text.isascii():
+    is_plain = text.isascii() and b"\\" not in text
+    if not is_plain or np.frombuffer(text, np.uint8).min(initial=255) < _FIRST_PRINTABLE:
         return None
     begin, whole = LENGTH_BYTES + len(text), text.decode().rstrip(" ")
     head = _HEAD.match(whole)
-    found = _TENSOR.findall(whole, head.end()) if head else []
-    if not head or not found:
+    matches = _TENSOR.findall(whole, head.end()) if head else []
+    if not head or not matches:
         return None
-    columns = list(zip(*found, strict=True))
+    names, texts, ranges = columns = list(zip(*matches, strict=True))
     length = head.end() + sum(sum(map(len, column)) for column in columns)
-    names, texts, firsts, lasts = columns
-    forms = {text: _quick_form(text) for text in set(texts)}
-    codes, shapes, sizes = ([forms[text][i] for text in texts] for i in range(3))
-    stops = [begin + place for place in map(int, lasts)]
-    if firsts == ("0", *lasts[:-1]):  # in the order of the data, as usual
-        starts = [begin, *stops[:-1]]
-    else:
-        starts = [begin + place for place in map(int, firsts)]
+    forms = [*map(_quick_form, texts)]
+    if length + _OF_A_TENSOR * len(names) != len(whole) or not all(forms):
+        return None
+    codes, shapes, sizes = zip(*forms, strict=True)
+    places = [*itertools.accumulate(sizes, initial=begin)]
+    offsets = itertools.pairwise(itertools.accumulate(sizes, initial=0))
     pairs = _PAIR.findall(head[1] or "")
     is_sound = (
-        length + _OF_A_TENSOR * len(found) == len(whole)
-        and list(map(operator.sub, stops, starts)) == sizes
-        and max(stops) <= size
+        list(map("%d,%d".__mod__, offsets)) == list(ranges)
+        and places[-1] <= size
+        and whole[-1] == "}"
         and len({METADATA, *names}) > len(names)
         and len(dict(pairs)) == len(pairs)
     )
-    made = zip(names, itertools.repeat(file), codes, shapes, starts, stops)
-    return (dict(pairs), list(map(Entry._make, made))) if is_sound else None
+    made = zip(names, itertools.repeat(file), codes, shapes, places, places[1:], strict=False)
+    entries = map(tuple.__new__, itertools.repeat(Entry), made)  # twice as fast as `_make`
+    return (dict(pairs), list(entries)) if is_sound else None
 
 
-def _quick_form(text: str) -> tuple[str, tuple[int, ...], int | None]:
-    """Dtype, shape and bytes of a tensor; None for an unknown dtype, and for a part of a byte."""
-    content = json.loads(f"{{{text}}}")
-    code, shape = content["dtype"], tuple(content["shape"])
-    wide = _dtypes.bits(code)
-    nbytes, rest = divmod(math.prod(shape) * (wide or 1), 8)
-    return code, shape, None if wide is None or rest else nbytes
+@functools.lru_cache(maxsize=1 << 12)
+def _quick_form(text: str) -> tuple[str, tuple[int, ...], int] | tuple[()]:
+    """Dtype, shape and bytes of a tensor; () for unknown ones, and for a part of a byte."""
+    form = _FORM.fullmatch(text)
+    wide = _dtypes.bits(form[1]) if form else None
+    if form is None or wide is None:
+        return ()
+    shape = tuple(map(int, filter(None, form[2].split(","))))
+    nbytes, rest = divmod(math.prod(shape) * wide, 8)
+    return () if rest else (form[1], shape, nbytes)
 
 
 def _entry(file: str, name: str, fields: Any, begin: int, size: int) -> Entry:

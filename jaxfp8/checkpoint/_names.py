@@ -140,11 +140,6 @@ def kind(last: str) -> Kind:
     return Kind(CODES, last)
 
 
-def weight_of(module: str, kind: Kind) -> str:
-    """The name of the weight of a tensor of this kind."""
-    return module if kind.weight is None else joined(module, kind.weight)
-
-
 def joined(module: str, last: str) -> str:
     """The name of a part of a module; the module may be ""."""
     return f"{module}.{last}" if module else last

@@ -29,6 +29,7 @@ class Patterns:
         self._exact: dict[str, str] = {}
         # Names by their last part, since few modules share it with an entry.
         self._names: dict[str, dict[int, set[str]]] = {}
+        # Of modules around others; one has hundreds of experts.
         self._found: dict[str, str | None] = {"": None}
         for entry in entries:
             if exact := _EXACT.fullmatch(entry):
@@ -57,16 +58,15 @@ class Patterns:
 
     def _named(self, module: str) -> str | None:
         """The name among the entries of a module or of one around it."""
-        if module in self._found:
-            return self._found[module]
         around, _, last = module.rpartition(".")
-        named = self._found[around] if around in self._found else self._named(around)
+        if around not in self._found:
+            self._found[around] = self._named(around)
+        named = self._found[around]
         if named is None and last in self._names:
             parts = module.split(".")
             for length, entries in self._names[last].items():
                 name = ".".join(parts[-length:])
                 named = name if name in entries else named
-        self._found[module] = named
         return named
 
 

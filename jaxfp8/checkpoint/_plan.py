@@ -67,9 +67,12 @@ def _grouped(entries: Mapping[str, Entry]) -> dict[str, list[tuple[Kind, Entry]]
     groups: dict[str, list[tuple[Kind, Entry]]] = collections.defaultdict(list)
     kind_of = _names.kind
     for name, entry in entries.items():
-        module, _, last = name.rpartition(".")
-        kind = kind_of(last)
-        weight = name if kind.weight == last else _names.weight_of(module, kind)
+        start = name.rfind(".") + 1
+        kind = kind_of(last := name[start:])
+        if kind.weight == last:
+            weight = name
+        else:
+            weight = _names.module_of(name) if kind.weight is None else name[:start] + kind.weight
         groups[weight].append((kind, entry))
     return groups
 
@@ -104,9 +107,10 @@ class _Planning:
             kind, value, scale_kind, scale = scale_kind, scale, kind, value
         module = _names.module_of(name)
         form = self._form.forms(module), self._form.skips(module) is None
-        key = (kind, value.code, value.shape, scale_kind, scale.code, scale.shape, *form)
-        if (like := self._pairs.get(key)) is not None:
-            return self._put(Item(name, like, (value, scale)))
+        key = (kind, value[2:4], scale_kind, scale[2:4], *form)
+        if (like := self._pairs.get(key)) is not None and name not in self.items:
+            self.items[name] = tuple.__new__(Item, (name, like, (value, scale)))
+            return
         self._add(name, _by_role(tensors))
         made = self.items.get(name)
         if made is not None and made.entries == (value, scale):
@@ -159,8 +163,9 @@ class _Planning:
         if entry.name in self._folder.arrays:
             return False
         # A table of bytes or a mask needs no scale. The weight of a layer does: the config states
-        # the form of some, and leaves the others in floats.
-        return _names.last(name) == "weight" and any(s.kind for s in self._form.schemes)
+        # the form of some and leaves the others in floats, or quantises the cache alone.
+        schemes = self._form.schemes
+        return _names.last(name) == "weight" and (not schemes or any(s.kind for s in schemes))
 
     def _array(self, kind: Kind, entry: Entry, group: Group) -> Item:
         """A tensor other than an 8-bit weight, and the reason."""

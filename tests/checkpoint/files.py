@@ -21,6 +21,7 @@ CODES = {
     np.dtype(np.uint8): "U8",
 }
 E4M3 = ml_dtypes.float8_e4m3fn
+BNB = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["head"]}
 
 
 def file_bytes(tensors, metadata=None):
@@ -97,3 +98,22 @@ def compressed(strategy, kind="float", form=None, targets=("Linear",), **weights
         },
         "ignore": ["lm_head"],
     }
+
+
+def packed(q, axis=-1):
+    """Four codes to a word along an axis, lowest byte first, code + 128."""
+    q = np.swapaxes(np.asarray(q, np.int64) + 128, axis, -1)
+    q = np.pad(q, [(0, 0)] * (q.ndim - 1) + [(0, -q.shape[-1] % 4)])
+    words = (q.reshape(*q.shape[:-1], -1, 4) << np.arange(0, 32, 8)).sum(-1)
+    return np.swapaxes(words.astype(np.uint32).view(np.int32), axis, -1).copy()
+
+
+def words(q, **others):
+    """The tensors of packed codes."""
+    shape = np.asarray(q.shape, np.int64)
+    return {"l.weight_packed": packed(q), "l.weight_shape": shape, **others}
+
+
+def modelopt(algorithm, **more):
+    """The quantization_config of ModelOpt."""
+    return {"quant_method": "modelopt", "quant_algo": algorithm, **more}
