@@ -43,6 +43,7 @@ class Folder:
       quantization: the checkpoint's configuration of 8-bit weights; None without one.
       metadata: metadata of all files.
       arrays: names of 8-bit arrays that are no weights, as their writer says.
+      writer: the program that marks show; "" without marks.
       is_part: whether it is one of several files of a model, by its name.
     """
 
@@ -53,7 +54,7 @@ class Folder:
             paths, index, names = _paths(place)
             self.files = _gguf.opened([str(p) for p in paths], stack.enter_context)
             self.entries = _entries(self.files)
-            _markers.check(self.files, self.entries)
+            self.writer = _markers.check(self.files, self.entries)
             if index is not None:
                 _check_index(index, names, self.entries)
             self.metadata: dict[str, str] = {}

@@ -125,7 +125,7 @@ def summary(
         rows += map(_row_of_unread, planned.unread)
     return CheckpointSummary(
         path=path,
-        format=_named(form, layouts),
+        format=_named(form, layouts, folder.writer),
         files=len(folder.files),
         rows=tuple(rows),
         problems=tuple(str(problem) for problem in (*planned.problems, *bad)),
@@ -144,11 +144,11 @@ def _bad_scales(folder: Folder, planned: Plan) -> Iterator[CheckpointError]:
                 yield error
 
 
-def _named(form: Format, layouts: Iterable[Layout]) -> str:
-    """The format; without a configuration, the writers of its names."""
+def _named(form: Format, layouts: Iterable[Layout], writer: str) -> str:
+    """The format; without a configuration, the writers of its names and of its marks."""
     if form.name != _formats.BY_TENSORS:
         return form.name
-    writers = sorted({layout.writer for layout in layouts if layout.scale} - {""})
+    writers = sorted({writer, *(layout.writer for layout in layouts if layout.scale)} - {""})
     return f"{form.name}, as {' and '.join(writers)} names them" if writers else form.name
 
 

@@ -25,20 +25,23 @@ _MOST_BYTES = 1 << 16
 _REMEDY = "load a version of the model whose weights are float8_e4m3fn with plain scales"
 
 
-def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> None:
-    """Refuses unknown layouts.
+def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> str:
+    """Refuses unknown layouts. Returns the writer that marks show; "" without marks.
 
     Raises:
       CheckpointError: a mark cannot be read, names an unknown layout, or another dtype.
     """
+    writer = ""
     for file in files.values():
         for layer, said in _comfy(file, entries):
             _check_comfy(file.path, layer, said, entries)
+            writer = "ComfyUI"
         for name, text in file.header.metadata.items():
             kind = _torchao_type(text)
             if kind is not None and kind not in _TORCHAO:
                 needs = f"one of {', '.join(_TORCHAO)} is read"
                 raise CheckpointError(file.path, name, f"is a {kind} of torchao", needs, _REMEDY)
+    return writer
 
 
 def _check_comfy(path: str, layer: str, said: dict[str, Any], entries: Mapping[str, Entry]) -> None:

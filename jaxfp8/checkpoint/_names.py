@@ -194,7 +194,8 @@ def looks_like_scale_of(name: str, other: str) -> bool:
         return False
     if "weight" in last(module_of(name)):  # of "weight._data"
         return True
-    return "weight" in own or own.lower().strip("_").startswith("_".join(rest))
+    start = "_".join(rest).removesuffix("_weight")  # of "up_proj", "up_proj_weight_amax"
+    return "weight" in own or own.lower().strip("_").startswith(start)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -73,6 +73,8 @@ def _grouped(entries: Mapping[str, Entry]) -> dict[str, list[tuple[Kind, Entry]]
             weight = name
         else:
             weight = _names.module_of(name) if kind.weight is None else name[:start] + kind.weight
+            short = weight.removesuffix("_weight")  # ModelOpt's "experts.up_proj_weight_scale"
+            weight = short if weight not in entries and short in entries else weight
         groups[weight].append((kind, entry))
     return groups
 

@@ -138,6 +138,13 @@ def test_codes_beside_what_looks_like_their_scale_are_no_array(tmp_path, other, 
         checkpoint.load(path)
 
 
+@pytest.mark.parametrize("ending", ["amax", "weight_amax"])
+def test_unscaled_takes_no_scale_of_stacked_experts_away(tmp_path, ending):
+    path = folder(tmp_path / "m", {"e.up": codes((2, 8, 4)), f"e.up_{ending}": scales(())})
+    with pytest.raises(CheckpointError, match=f"'e.up_{ending}' looks like one"):
+        checkpoint.load(path, unscaled=True)
+
+
 def test_bytes_beside_other_scales_are_arrays(tmp_path):
     tensors = {"attn.mask": codes((4, 4), np.uint8), "attn.k_scale": scales(1)}
     tensors |= {"norm.scale": scales(4), "norm.weight": scales(4), "logit_scale": scales(())}

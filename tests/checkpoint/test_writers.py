@@ -133,6 +133,16 @@ WRITTEN = {
         ROWS[0, 0],
         0,
     ),
+    "ComfyUI, int8 rows": (
+        {
+            "l.weight": W8,
+            "l.weight_scale": ROWS,
+            "l.comfy_quant": np.frombuffer(b'{"format": "int8_tensorwise"}', np.uint8),
+        },
+        None,
+        ROWS,
+        0,
+    ),
     "ComfyUI by musubi-tuner, groups": (
         {"l.weight": W, "l.scale_weight": GROUPS[..., None], "scaled_fp8": codes(0)},
         None,
@@ -189,6 +199,16 @@ def test_experts_have_scales_of_any_form(tmp_path, shape, config):
     q = checkpoint.load(path)["moe.up.weight"]
     wide = exact(w, s.reshape(*shape, *(1,) * (3 - len(shape))))
     np.testing.assert_array_equal(jaxfp8.dequantize(q), wide)
+
+
+def test_the_scale_of_stacked_experts_may_say_weight(tmp_path):
+    w, s, beside = codes((3, N, K)), scales(()), {"moe.up_input_scale": scales(())}
+    tensors = {"moe.up": w, "moe.up_weight_scale": s, "moe.in_weight": w, "moe.in_weight_scale": s}
+    path = folder(tmp_path / "m", tensors | beside, modelopt("FP8"))
+    loaded = checkpoint.load(path)
+    assert set(loaded) == {"moe.up", "moe.in_weight", *beside}
+    for name in ("moe.up", "moe.in_weight"):
+        np.testing.assert_array_equal(jaxfp8.dequantize(loaded[name]), exact(w, s))
 
 
 def test_a_class_says_which_layers_a_group_is_for(tmp_path):
