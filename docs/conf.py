@@ -16,6 +16,8 @@ extensions = [
     "sphinx_design",
 ]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = project
 html_show_sphinx = False
 html_copy_source = False

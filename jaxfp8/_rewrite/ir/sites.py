@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
@@ -20,8 +21,6 @@ from jaxfp8._value.spec import ScaledDotSpec, Shape
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 # `jax.nn.scaled_matmul` takes [B, M, K] and [B, N, K], but no parameter says so.
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
-
-
 # What became of both products of attention.
 IN_ONE_CALL = "one call with the softmax between them, `jaxfp8_attention`"
 
