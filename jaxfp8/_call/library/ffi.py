@@ -265,9 +265,9 @@ def cuda_paths(
 ) -> dict[str, str] | str:
     """The paths of the CUDA library for a canonical problem, best first; needs no GPU.
 
-    For each path the reason why it cannot, or "" if it can; the first able path is taken. Or one
-    sentence: why none can, or why there is no library. With `kernel` "int8", paths that compute FP8
-    in int8.
+    Each path has the reason against it, or "" if it can compute the problem. A call takes the first
+    path without a reason. If no path can, or without the library, the result is one sentence.
+    `kernel="int8"` asks for the paths that compute FP8 in int8.
     """
     return _paths("cuda", abi.Spec.of(spec, kernel), compute_capability, cublaslt_version)
 
