@@ -2,7 +2,7 @@
 
     python tools/relative_words.py [--worst N] [PATH ...]      jaxfp8 and ffi, or files and folders
 
-`make check` prints it of the sources, `make docs` of the pages.
+`make check` prints it of the sources, `make docs` of the pages, with each page above the aim.
 
 A relative clause makes a reader hold its noun until the clause ends. The count is of which, that,
 what, where, whose, who and whom. 0.15 is the aim.
@@ -98,6 +98,10 @@ def main() -> None:
     print(
         f"relative words in a sentence of prose: {words / total:.2f} (aim {AIM}, {total} sentences)"
     )
+    for file in sorted({file for *_, file in counts if file.suffix == ".md"}):
+        of_page = [count for count, _, page in counts if page == file]
+        if sum(of_page) > AIM * len(of_page):
+            print(f"above the aim: {sum(of_page) / len(of_page):.2f}  {file}")
 
 
 if __name__ == "__main__":
