@@ -63,7 +63,7 @@ class GgufFile(File):
     Attributes:
       path: its path.
       header: its tensors.
-      metadata: its metadata. Of several files of a model, the first one has them.
+      metadata: its metadata. The first of several files has it.
     """
 
     def __init__(self, path: str, metadata: Mapping[str, Any] | None = None) -> None:

@@ -44,7 +44,7 @@ class StoredTensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSummary:
-    """What a checkpoint holds; prints as a table, in which rows that are alike are one.
+    """What a checkpoint holds; prints as a table, with one row for equal ones.
 
     Weights in 8 bits come first; arrays of fewer than two axes are summed up below.
 

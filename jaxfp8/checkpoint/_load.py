@@ -199,8 +199,8 @@ def open(
 ) -> Checkpoint:
     """Opens a checkpoint as a mapping; each array is read at look-up.
 
-    All is checked before the first array is read. Of a bad checkpoint, the first use of the mapping
-    raises; `raw(name)` still reads the bytes of a tensor.
+    All is checked before the first array is read. The first use of the mapping raises for a bad
+    checkpoint; `raw(name)` still reads the bytes of a tensor.
 
     Args:
       path, sharding, dtype, unscaled: as for `load`.

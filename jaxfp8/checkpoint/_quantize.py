@@ -74,8 +74,8 @@ def quantize(
     Args:
       src: a file or folder of safetensors in floats.
       dst: the folder to make.
-      recipe: how weights are held; the configuration tells a server how to hold activations. Of a
-        static recipe no scale is calibrated here, so it tells of dynamic ones.
+      recipe: how weights are held; the configuration tells a server how to hold activations. No
+        scale is calibrated here, so a static recipe is written as a dynamic one.
       where: which of the matrices named "....weight": a regular expression that is searched in the
         name, a collection of names, or a function of name and shape. None leaves embeddings, heads,
         norms, routers of experts and gates of one row in floats, by name and by shape.

@@ -56,8 +56,8 @@ def load(
         "layers.0.up.weight". Several names fill one parameter. They are stacked along its first
         axis, if each fits one index of it. Else they are the parts of a fused weight, one behind
         the other along N of [N, K]; a scale per tensor becomes one per channel. A list of lists
-        does both: "gate" and "up" of each expert are joined, then stacked. Of several static
-        scales of an input the largest is taken.
+        does both: "gate" and "up" of each expert are joined, then stacked. The largest of
+        several static scales of an input is taken.
       recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
         default an 8-bit layer keeps its own, and any other gets `FP8_W8A16`. The tensors say how
         weights are held. A static recipe takes the tensor "....input_scale" of each layer.

@@ -48,9 +48,9 @@ def quantize_dots(
     while, cond, remat, custom rules and shard_map, and after vmap.
 
     A weight is an argument of `fun` or an array it closes over, reached through casts, views and
-    scales. It may be 8-bit data. Of two such operands the right one is the weight, unless `weights`
-    tells them apart. A dot without a weight, as in attention, stays as it is unless `where` chooses
-    it. Then both operands are held as activations.
+    scales. It may be 8-bit data. If both operands are, the right one is the weight, unless
+    `weights` tells them apart. A dot without a weight, as in attention, stays as it is unless
+    `where` chooses it. Then both operands are held as activations.
 
     Float weights are rounded in every call. With few rows this takes longer than the float product.
     `quantize_weights` rounds them once, ahead: call the function with its result for speed.
