@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -41,7 +41,7 @@ class Config:
     vocabulary: int = VOCABULARY
     dense: Callable[..., nn.Module] = nn.Dense
     embed: Callable[..., nn.Module] = nn.Embed
-    attention: str = "xla"
+    attention: Literal["xla", "cudnn"] = "xla"
     dtype: Any = jnp.bfloat16
     remat: bool = True
     policy: Callable[..., Any] | None = None

@@ -7,7 +7,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -65,9 +65,9 @@ def model_of(run: Run) -> GPT:
         nn.Embed, dtype=jnp.bfloat16, embedding_init=nn.initializers.normal(0.02)
     )
     policy = jaxfp8.codes_saveable  # saves nothing in bfloat16
-    attention = "cudnn" if jax.default_backend() == "gpu" else "xla"
-    made = {"dense": dense, "embed": embed, "policy": policy, "attention": attention}
-    return GPT(dataclasses.replace(run.config, **made))
+    attention: Literal["xla", "cudnn"] = "cudnn" if jax.default_backend() == "gpu" else "xla"
+    config = dataclasses.replace(run.config, dense=dense, embed=embed, policy=policy)
+    return GPT(dataclasses.replace(config, attention=attention))
 
 
 @functools.lru_cache

@@ -185,7 +185,6 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
   UpdateMatrixAmax(ew, b, largest);
 }
 
-
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBlockRows = 32, kBlockColumns = 128;  // of a block; a lane takes four columns
 
