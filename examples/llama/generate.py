@@ -57,6 +57,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("prompt", nargs="*", help="a text; several are generated together")
     parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids: 1,15043")
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate at most")
+    parser.add_argument("--chunk", type=int, help="tokens that one program makes")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -90,7 +91,7 @@ def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: A
         jax.block_until_ready(made.params)
         seconds = time.perf_counter() - start
         print(f"loaded in {seconds:.1f} s, {made.nbytes / 1e9 / seconds:.2f} GB/s")
-    columns = [*generate(made, prompts, options.tokens, seed=options.seed)]
+    columns = [*generate(made, prompts, options.tokens, seed=options.seed, chunk=options.chunk)]
     for row, prompt in enumerate(prompts):
         ids = _until_end([int(column[row]) for column in columns], made.config.end)
         print(tokens.joined(ids) if coder is None else coder.decode([*prompt, *ids]))

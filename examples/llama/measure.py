@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llama.serve import Server, pad, room
+from llama.serve import Server, pad, room, usual_chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,11 @@ def _once(server: Server, prompts: Sequence[Sequence[int]], number: int) -> tupl
     middle = time.perf_counter()
     token, key = jnp.argmax(logits, -1).astype(jnp.int32), jax.random.key(0)
     position = lengths
-    for _ in range(number):
-        token, position, cache = server.decode(server.params, token, position, cache, key)
+    chunk = usual_chunk()
+    for made in range(0, number, chunk):
+        _, token, position, cache = server.decode_chunk(
+            server.params, token, position, cache, key, number=min(chunk, number - made)
+        )
     jax.block_until_ready(token)
     return middle - start, time.perf_counter() - middle
 

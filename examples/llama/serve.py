@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from llama.sampling import Sampling, sample
 
 # Lengths that prefill is compiled for are multiples of this.
 STEP = 64
+# Tokens of each text that one program makes on a GPU; the host reads them together.
+CHUNK = 8
 
 
 def w8a8(held: jaxfp8.Recipe) -> jaxfp8.Recipe:
@@ -55,6 +58,8 @@ class Server:
       decode: from `params`, token [B], position [B], caches and a key to the next token, its
         position and caches; with `logits=True` logits, too. Position and caches are
         donated: results take their place, so a CUDA graph of the step need not be updated.
+      decode_chunk: the same `number` times in one program: tokens [number, B] in front of the
+        results of the last time.
       empty: caches for a number of texts of a length.
       how: the choice of tokens.
     """
@@ -63,6 +68,7 @@ class Server:
     params: Any
     prefill: Callable[..., Any]
     decode: Callable[..., Any]
+    decode_chunk: Callable[..., Any]
     empty: Callable[[int, int], Any]
     how: Sampling
 
@@ -128,29 +134,45 @@ def compiled(
         run = jaxfp8.rewrite(functools.partial(prefill, span=ids.shape[1]))
         return run(params, ids, positions, cache, lengths - 1)
 
-    @functools.partial(jax.jit, donate_argnums=(2, 3), static_argnames="logits")
-    def following(
-        params: Any,
-        token: jax.Array,
-        position: jax.Array,
-        cache: Any,
-        key: jax.Array,
-        logits: bool = False,
-    ) -> Any:
+    def step(params: Any, key: Any, token: jax.Array, position: jax.Array, cache: Any) -> Any:
         span = jax.tree.leaves(cache)[0].shape[-2]
         run = jaxfp8.rewrite(functools.partial(decode, span=span))
         last = jnp.zeros_like(position)
         scores, cache = run(params, token[:, None], position[:, None], cache, last)
         token = sample(how, scores, jax.random.fold_in(key, position[0]))
-        return token, position + 1, cache, *([scores] if logits else [])
+        return token, position + 1, cache, scores
+
+    @functools.partial(jax.jit, donate_argnums=(2, 3), static_argnames="logits")
+    def following(
+        params: Any, token: Any, position: Any, cache: Any, key: Any, logits: bool = False
+    ) -> Any:
+        return step(params, key, token, position, cache)[: 4 if logits else 3]
+
+    @functools.partial(jax.jit, donate_argnums=(2, 3), static_argnames="number")
+    def chunk(params: Any, token: Any, position: Any, cache: Any, key: Any, number: int) -> Any:
+        def turn(carry: Any, _: None) -> Any:
+            token, position, cache, _ = step(params, key, *carry)
+            return (token, position, cache), token
+
+        carry, tokens = jax.lax.scan(turn, (token, position, cache), length=number)
+        return tokens, *carry
 
     def empty(batch: int, length: int) -> Any:
         if stacked:
             return caches.empty(config, batch, length, cache, config.layers)
         return [caches.empty(config, batch, length, cache) for _ in range(config.layers)]
 
-    programs = {"prefill": first, "decode": following}
+    programs = {"prefill": first, "decode": following, "decode_chunk": chunk}
     return Server(config=config, params=params, **programs, empty=empty, how=how)
+
+
+def usual_chunk() -> int:
+    """How many tokens one program makes.
+
+    On a CPU a loop gains nothing: a step takes far longer than its call, and XLA widens the tables
+    of bfloat16 in front of each loop.
+    """
+    return CHUNK if jax.default_backend() == "gpu" else 1
 
 
 def pad(prompts: Sequence[Sequence[int]]) -> tuple[jax.Array, jax.Array]:
@@ -165,39 +187,59 @@ def pad(prompts: Sequence[Sequence[int]]) -> tuple[jax.Array, jax.Array]:
 
 
 def generate(
-    server: Server, prompts: Sequence[Sequence[int]], number: int, *, seed: int = 0
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    number: int,
+    *,
+    seed: int = 0,
+    chunk: int | None = None,
 ) -> Iterator[np.ndarray]:
     """At most `number` more tokens of each prompt, int32 [B] at a time.
 
     A text that has ended goes on with its last token. Prompts may have different lengths: each
-    text has positions of its own, and what was padding is overwritten.
+    text has positions of its own, and what was padding is overwritten. Tokens come in chunks.
+    When all texts have ended, the rest of a chunk is dropped.
 
     Args:
       server: the decoder.
       prompts: token ids.
       number: of tokens to make.
       seed: of the choice.
+      chunk: tokens of each text that one program makes; None for `usual_chunk()`.
 
     Raises:
-      ValueError: a prompt is empty or holds an id that is no token, or `number` is not positive.
+      ValueError: a prompt is empty or holds an id that is no token, or `number` or `chunk` is not
+        positive.
     """
-    _check(server.config.vocabulary, prompts, number)
-    ids, lengths = pad(prompts)
-    key, ended = jax.random.key(seed), np.zeros(len(prompts), bool)
-    cache = server.empty(len(prompts), room(ids, number))
-    logits, cache = server.prefill(server.params, ids, lengths, cache)
-    token, position, last = sample(server.how, logits, key), lengths, None
-    for place in range(number):
-        following = token
-        if place + 1 < number:  # the next step is under way before this token is read
-            following, position, cache = server.decode(server.params, token, position, cache, key)
-        now = np.asarray(token)
+    chunk = usual_chunk() if chunk is None else chunk
+    _check(server.config.vocabulary, prompts, min(number, chunk))
+    ended, last = np.zeros(len(prompts), bool), None
+    made = _made(server, prompts, number, jax.random.key(seed), chunk)
+    for now in itertools.islice(made, number):
         last = now if last is None else np.where(ended, last, now)
         yield last
         ended |= np.isin(last, server.config.end)
         if ended.all():
             return
-        token = following
+
+
+def _made(
+    server: Server, prompts: Sequence[Sequence[int]], number: int, key: jax.Array, chunk: int
+) -> Iterator[np.ndarray]:
+    """At least `number` tokens of each prompt, [B] at a time."""
+    ids, lengths = pad(prompts)
+    chunk = min(chunk, max(number - 1, 1))
+    cache = server.empty(len(prompts), room(ids, number))
+    logits, cache = server.prefill(server.params, ids, lengths, cache)
+    token, position = sample(server.how, logits, key), lengths
+    tokens = token[None]
+    for _ in range(0, number - 1, chunk):
+        earlier = tokens  # the next chunk is under way before these are read
+        tokens, token, position, cache = server.decode_chunk(
+            server.params, token, position, cache, key, number=chunk
+        )
+        yield from np.asarray(earlier)
+    yield from np.asarray(tokens)
 
 
 def _check(vocabulary: int, prompts: Sequence[Sequence[int]], number: int) -> None:

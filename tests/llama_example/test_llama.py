@@ -275,6 +275,17 @@ def test_a_text_ends_at_its_end(fp8):
     assert len([*serve.generate(ended, [IDS], 5)]) == 1
 
 
+def test_tokens_of_one_program_are_those_of_a_program_for_each(fp8):
+    each, together = ([*serve.generate(fp8, [IDS], 5, chunk=n)] for n in (1, 3))
+    np.testing.assert_array_equal(together, each)
+
+
+def test_a_greedy_program_sorts_nothing(fp8):
+    args = jnp.zeros(1, jnp.int32), jnp.array([3]), fp8.empty(1, 32), jax.random.key(0)
+    text = fp8.decode_chunk.lower(fp8.params, *args, number=4).as_text()
+    assert text.count("stablehlo.while") == 1 and "stablehlo.sort" not in text
+
+
 # Choosing tokens
 
 
