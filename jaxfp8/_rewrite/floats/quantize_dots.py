@@ -49,7 +49,7 @@ def quantize_dots(
 
     A weight is an argument of `fun` or an array it closes over, reached through casts, views and
     scales. It may be 8-bit data. If both operands are, the right one is the weight, unless
-    `weights` tells them apart. A dot without a weight, as in attention, stays as it is unless
+    `weights` tells them apart. A dot without a weight, as in attention, stays in floats unless
     `where` chooses it. Then both operands are held as activations.
 
     Float weights are rounded in every call. With few rows this takes longer than the float product.
