@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
 
 
 class CheckpointError(ValueError):
@@ -35,3 +37,11 @@ class CheckpointError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
         return type(self), (self.file, self.tensor, self.found, self.needs, self.remedy)
+
+
+def from_json(text: str | bytes) -> Any:
+    """The content of a text; None for one that is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxfp8.checkpoint import _collector, _dtypes, _foreign, _gguf, _markers
-from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._errors import CheckpointError, from_json
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import ARRAYS, Entry
 
@@ -216,10 +216,7 @@ def _arrays(files: dict[str, File]) -> frozenset[str]:
 
 
 def _names_in(path: str, text: str) -> list[str]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
+    found = from_json(text)
     if isinstance(found, list) and all(isinstance(name, str) for name in found):
         return found
     text = f"the metadata's {ARRAYS} is no list of names"
@@ -259,10 +256,7 @@ def _quantization(
     if (folder / MODELOPT_CONFIG).is_file():
         return {"quant_method": "modelopt", **read_json(folder / MODELOPT_CONFIG)}
     if QUANTIZATION in metadata:
-        try:
-            found = json.loads(metadata[QUANTIZATION])
-        except (ValueError, RecursionError):
-            found = None
+        found = from_json(metadata[QUANTIZATION])
         if isinstance(found, dict):
             return found
         remedy = "write the file again"

@@ -6,11 +6,12 @@ Nothing is unpacked or unpickled: a pickle can run any program.
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import itertools
 import os
 import pathlib
 import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, MOST_BYTES
@@ -19,8 +20,7 @@ from jaxfp8.checkpoint._header import LENGTH_BYTES, MOST_BYTES
 HEAD_BYTES = 512
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of file.
 
     Attributes:
@@ -42,43 +42,21 @@ _IN_TORCH = (
 _FROM_ARRAYS = "and pass the arrays to `jaxfp8.checkpoint.save`"
 _AGAIN = "fetch the file again"
 
-_TORCH = Kind(words="a zip with a pickle, as torch.save writes it", remedy=_IN_TORCH)
-_PICKLE = Kind(words="a pickle, as torch.save wrote it before 1.6", remedy=_IN_TORCH)
-_NPZ = Kind(words="an npz of numpy", remedy=f"read it with `numpy.load` {_FROM_ARRAYS}")
-_NPY = Kind(words="an npy of numpy", remedy=f"read it with `numpy.load` {_FROM_ARRAYS}")
-_KERAS = Kind(words="a model of Keras 3", remedy=f"load it with Keras {_FROM_ARRAYS}")
-_GGUF = Kind(words="a GGUF file of llama.cpp", remedy="name the file itself")
-_GGML = Kind(words="a GGML file of llama.cpp", remedy=_OTHERS_SAFETENSORS)
-_HDF5 = Kind(words="an HDF5 file (Keras, TensorFlow)", remedy=f"read it with h5py {_FROM_ARRAYS}")
-_ONNX = Kind(words="an ONNX model", remedy=_OTHERS_SAFETENSORS)
-_TENSORFLOW = Kind(
-    words="a SavedModel of TensorFlow", remedy=f"load it with TensorFlow {_FROM_ARRAYS}"
-)
-_CHECKPOINT = Kind(
-    words="a checkpoint of TensorFlow",
-    remedy=f"read it with `tf.train.load_variable` {_FROM_ARRAYS}",
-)
-_TFLITE = Kind(words="a TensorFlow Lite model", remedy=_OTHERS_SAFETENSORS)
-_MSGPACK = Kind(
-    words="a msgpack file of Flax",
-    remedy=f"read it with `flax.serialization.msgpack_restore` {_FROM_ARRAYS}",
-)
-_PARQUET = Kind(words="a Parquet table", remedy=_OTHERS_SAFETENSORS)
-_ARCHIVE = Kind(
-    words="a compressed file or an archive", remedy="unpack it, and name what was in it"
-)
-_POINTER = Kind(
-    words="a pointer of Git LFS, not the file itself",
-    remedy="run `git lfs pull` in the folder",
-)
-_PAGE = Kind(
-    words="a web page",
-    remedy=f"{_AGAIN}, from its download address, logged in where that is needed",
-)
-_INDEX = Kind(words="the index of a checkpoint", remedy="name the folder that it lies in")
-_JSON = Kind(words="a JSON text", remedy=f"name a safetensors file, or {_AGAIN}", weights=False)
-_TEXT = Kind(words="a text", remedy=f"name a safetensors file, or {_AGAIN}", weights=False)
-_ZEROS = Kind(words="made of zeros", remedy=f"{_AGAIN}: its download did not end")
+_TORCH = Kind("a zip with a pickle, as torch.save writes it", _IN_TORCH)
+_PICKLE = Kind("a pickle, as torch.save wrote it before 1.6", _IN_TORCH)
+_NPZ = Kind("an npz of numpy", f"read it with `numpy.load` {_FROM_ARRAYS}")
+_KERAS = Kind("a model of Keras 3", f"load it with Keras {_FROM_ARRAYS}")
+_GGML = Kind("a GGML file of llama.cpp", _OTHERS_SAFETENSORS)
+_ONNX = Kind("an ONNX model", _OTHERS_SAFETENSORS)
+_TENSORFLOW = f"load it with TensorFlow {_FROM_ARRAYS}"
+_VARIABLES = f"read it with `tf.train.load_variable` {_FROM_ARRAYS}"
+_FLAX = f"read it with `flax.serialization.msgpack_restore` {_FROM_ARRAYS}"
+_ARCHIVE = Kind("a compressed file or an archive", "unpack it, and name what was in it")
+_LFS = Kind("a pointer of Git LFS, not the file itself", "run `git lfs pull` in the folder")
+_PAGE = Kind("a web page", f"{_AGAIN}, from its download address, logged in where that is needed")
+_INDEX = Kind("the index of a checkpoint", "name the folder that it lies in")
+_JSON = Kind("a JSON text", f"name a safetensors file, or {_AGAIN}", weights=False)
+_TEXT = Kind("a text", f"name a safetensors file, or {_AGAIN}", weights=False)
 
 # orbax writes at least one of these names in each folder.
 _ORBAX = {"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "array_metadatas"}
@@ -86,35 +64,37 @@ _RESTORE = f"restore it with orbax {_FROM_ARRAYS}"
 # A folder may be a whole disk.
 _LOOKED_AT, _LISTED = 200, 4
 
-_BY_MAGIC: tuple[tuple[bytes, int, Kind], ...] = (
-    (b"GGUF", 0, _GGUF),
-    (b"lmgg", 0, _GGML),
-    (b"fmgg", 0, _GGML),
-    (b"tjgg", 0, _GGML),
-    (b"\x89HDF\r\n\x1a\n", 0, _HDF5),
-    (b"\x93NUMPY", 0, _NPY),
-    (b"TFL3", 4, _TFLITE),
-    (b"PAR1", 0, _PARQUET),
-    (b"version https://git-lfs.github.com/spec/", 0, _POINTER),
-    (b"\x1f\x8b", 0, _ARCHIVE),
-    (b"1AY&SY", 4, _ARCHIVE),
-    (b"\x28\xb5\x2f\xfd", 0, _ARCHIVE),
-    (b"\xfd7zXZ\0", 0, _ARCHIVE),
-    (b"7z\xbc\xaf\x27\x1c", 0, _ARCHIVE),
-    (b"ustar", 257, _ARCHIVE),
+# First bytes of files with a magic number, and of others, asked in this order.
+_BY_MAGIC: tuple[tuple[bytes, Kind], ...] = (
+    (rb"GGUF", Kind("a GGUF file of llama.cpp", "name the file itself")),
+    (rb"(lm|fm|tj)gg", _GGML),
+    (
+        rb"\x89HDF\r\n\x1a\n",
+        Kind("an HDF5 file (Keras, TensorFlow)", f"read it with h5py {_FROM_ARRAYS}"),
+    ),
+    (rb"\x93NUMPY", Kind("an npy of numpy", _NPZ.remedy)),
+    (rb".{4}TFL3", Kind("a TensorFlow Lite model", _OTHERS_SAFETENSORS)),
+    (rb"PAR1", Kind("a Parquet table", _OTHERS_SAFETENSORS)),
+    (rb"version https://git-lfs\.github\.com/spec/", _LFS),
+    (rb"\x1f\x8b|.{4}1AY&SY|\x28\xb5\x2f\xfd|\xfd7zXZ\0|7z\xbc\xaf\x27\x1c|.{257}ustar", _ARCHIVE),
 )
-# Kinds without a magic number, asked in this order.
-_BY_PATTERN: tuple[tuple[str, Kind], ...] = (
-    (r"\x80[\x02-\x05][\x8a\x95}\]c(X]", _PICKLE),
-    (r"\x08\x01\x12", _TENSORFLOW),
-    (r"\x08[\x02-\x1f](\x12[\x00-\x40]|\x1a|\x3a|\x42|\x72)", _ONNX),
-    (r"([\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf]|\xd9.)[A-Za-z_0-9]", _MSGPACK),
-    (r"\x00{64}", _ZEROS),
+_BY_PATTERN: tuple[tuple[bytes, Kind], ...] = (
+    (rb"\x80[\x02-\x05][\x8a\x95}\]c(X]", _PICKLE),
+    (rb"\x08\x01\x12", Kind("a SavedModel of TensorFlow", _TENSORFLOW)),
+    (rb"\x08[\x02-\x1f](\x12[\x00-\x40]|\x1a|\x3a|\x42|\x72)", _ONNX),
+    (
+        rb"([\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf]|\xd9.)[A-Za-z_0-9]",
+        Kind("a msgpack file of Flax", _FLAX),
+    ),
+    (rb"\x00{64}", Kind("made of zeros", f"{_AGAIN}: its download did not end")),
 )
-_BY_NAME: tuple[tuple[str, Kind], ...] = (
-    (r".*\.ckpt(-\d+)?\.(index|meta|data-\d+-of-\d+)", _CHECKPOINT),
-    (r".*\.onnx", _ONNX),
-    (r".*\.(pt|pth|pkl|pickle|ckpt)", _PICKLE),
+_BY_NAME: tuple[tuple[bytes, Kind], ...] = (
+    (
+        rb".*\.ckpt(-\d+)?\.(index|meta|data-\d+-of-\d+)\Z",
+        Kind("a checkpoint of TensorFlow", _VARIABLES),
+    ),
+    (rb".*\.onnx\Z", _ONNX),
+    (rb".*\.(pt|pth|pkl|pickle|ckpt)\Z", _PICKLE),
 )
 
 
@@ -187,15 +167,15 @@ def kind(name: str, head: bytes) -> Kind | None:
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length <= MOST_BYTES and head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{":
         return None
-    for magic, place, found in _BY_MAGIC:
-        if head[place : place + len(magic)] == magic:
-            return found
-    if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+    found = _first(_BY_MAGIC, head)
+    if found is None and head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return _zip(name, head)
-    for look in (_text, _by_pattern, _by_name):
-        if (other := look(name, head)) is not None:
-            return other
-    return None
+    by_name = os.fsencode(name)
+    return found or _text(name, head) or _first(_BY_PATTERN, head) or _first(_BY_NAME, by_name)
+
+
+def _first(table: Iterable[tuple[bytes, Kind]], begin: bytes) -> Kind | None:
+    return next((kind for pattern, kind in table if re.match(pattern, begin, re.DOTALL)), None)
 
 
 def _zip(name: str, head: bytes) -> Kind:
@@ -223,12 +203,3 @@ def _text(name: str, head: bytes) -> Kind | None:
     if begin[:1] not in (b"{", b"["):
         return _TEXT
     return _INDEX if name.endswith(".index.json") or '"weight_map"' in text else _JSON
-
-
-def _by_pattern(name: str, head: bytes) -> Kind | None:
-    text = head.decode("latin-1")
-    return next((k for pattern, k in _BY_PATTERN if re.match(pattern, text, re.DOTALL)), None)
-
-
-def _by_name(name: str, head: bytes) -> Kind | None:
-    return next((k for pattern, k in _BY_NAME if re.fullmatch(pattern, name)), None)

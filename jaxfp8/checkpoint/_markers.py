@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._errors import CheckpointError, from_json
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
 
@@ -71,10 +71,7 @@ def _comfy(file: File, entries: Mapping[str, Entry]) -> Iterator[tuple[str, dict
 
 
 def _object(path: str, name: str, text: str | bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
+    content = from_json(text)
     if isinstance(content, dict):
         return content
     found = "does not say what its layer is" if name else f"{_COMFY_METADATA} cannot be read"
@@ -85,9 +82,8 @@ def _torchao_type(text: str) -> str | None:
     """The class of a tensor in torchao's metadata; None for other metadata."""
     if not text.startswith('{"_type"'):
         return None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+    content = from_json(text)
+    if content is None:
         return "tensor that cannot be read"
     kind = str(content.get("_type")).rpartition(".")[2]
     data = content.get("_data")

@@ -40,62 +40,59 @@ class Kind(NamedTuple):
     decode: str = ""
 
 
-# Beside "layer.weight".
-_BESIDE_WEIGHT: dict[str, tuple[str, str, bool, str]] = {
-    "weight_scale": (SCALE, "", True, ""),
-    "weight_scale_inv": (SCALE, "DeepSeek", True, ""),
-    "scale": (SCALE, "DeepSeek", False, ""),
-    "scale_weight": (SCALE, "ComfyUI", True, ""),
-    "qscale_weight": (SCALE, "Mistral", True, ""),
-    "SCB": (SCALE, "bitsandbytes", True, "over 127"),
-    "weight_zero_point": (ZERO_POINT, "", True, ""),
-    "weight_packed": (CODES, "compressed-tensors", True, "packed"),
-    "weight_shape": (SHAPE, "compressed-tensors", True, ""),
-    "weight_g_idx": (ORDER, "compressed-tensors", True, ""),
-    "weight_format": (LAYOUT, "bitsandbytes", True, ""),
-    "pre_quant_scale": (SMOOTHING, "ModelOpt", True, ""),
-    "input_scale": (INPUT_SCALE, "", False, ""),
-    "activation_scale": (INPUT_SCALE, "", False, ""),
-    "scale_input": (INPUT_SCALE, "ComfyUI", False, ""),
-    "qscale_act": (INPUT_SCALE, "Mistral", False, ""),
-    "output_scale": (OUTPUT_SCALE, "", False, ""),
-    "input_zero_point": (INPUT_ZERO_POINT, "", False, ""),
-    "weight_scale_2": (PART_OF_FEWER_BITS, "ModelOpt", True, ""),
-    "weight_global_scale": (PART_OF_FEWER_BITS, "compressed-tensors", True, ""),
-    "weight_blocks": (PART_OF_FEWER_BITS, "", True, ""),
-    "bitmask": (PART_OF_FEWER_BITS, "compressed-tensors", True, ""),
-    "qweight": (PART_OF_FEWER_BITS, "GPTQ or AWQ", True, ""),
-    "qzeros": (PART_OF_FEWER_BITS, "GPTQ or AWQ", True, ""),
+# Beside "layer.weight"; optimum-quanto writes "layer.weight._data" for it.
+_WHOLE: dict[str, Kind] = {
+    "weight_scale": Kind(SCALE, "weight"),
+    "weight_scale_inv": Kind(SCALE, "weight", "DeepSeek"),
+    "scale": Kind(SCALE, "weight", "DeepSeek", False),
+    "scale_weight": Kind(SCALE, "weight", "ComfyUI"),
+    "qscale_weight": Kind(SCALE, "weight", "Mistral"),
+    "SCB": Kind(SCALE, "weight", "bitsandbytes", True, "over 127"),
+    "weight_zero_point": Kind(ZERO_POINT, "weight"),
+    "weight_packed": Kind(CODES, "weight", "compressed-tensors", True, "packed"),
+    "weight_shape": Kind(SHAPE, "weight", "compressed-tensors"),
+    "weight_g_idx": Kind(ORDER, "weight", "compressed-tensors"),
+    "weight_format": Kind(LAYOUT, "weight", "bitsandbytes"),
+    "pre_quant_scale": Kind(SMOOTHING, "weight", "ModelOpt"),
+    "input_scale": Kind(INPUT_SCALE, "weight", "", False),
+    "activation_scale": Kind(INPUT_SCALE, "weight", "", False),
+    "scale_input": Kind(INPUT_SCALE, "weight", "ComfyUI", False),
+    "qscale_act": Kind(INPUT_SCALE, "weight", "Mistral", False),
+    "output_scale": Kind(OUTPUT_SCALE, "weight", "", False),
+    "input_zero_point": Kind(INPUT_ZERO_POINT, "weight", "", False),
+    "weight_scale_2": Kind(PART_OF_FEWER_BITS, "weight", "ModelOpt"),
+    "weight_global_scale": Kind(PART_OF_FEWER_BITS, "weight", "compressed-tensors"),
+    "weight_blocks": Kind(PART_OF_FEWER_BITS, "weight"),
+    "bitmask": Kind(PART_OF_FEWER_BITS, "weight", "compressed-tensors"),
+    "qweight": Kind(PART_OF_FEWER_BITS, "weight", "GPTQ or AWQ"),
+    "qzeros": Kind(PART_OF_FEWER_BITS, "weight", "GPTQ or AWQ"),
+    "_data": Kind(CODES, None, "optimum-quanto"),
+    "_scale": Kind(SCALE, None, "optimum-quanto"),
+    "_shift": Kind(PART_OF_FEWER_BITS, None, "optimum-quanto"),
+    "scaled_fp8": Kind(MARK, "scaled_fp8", "ComfyUI"),
+    "comfy_quant": Kind(MARK, "comfy_quant", "ComfyUI"),
 }
-# Beside "experts.up_proj", by the ending behind the name of the weight. The first one counts.
-_ENDINGS: tuple[tuple[str, str, str, str], ...] = (
-    ("_input_scale", INPUT_SCALE, "", ""),
-    ("_activation_scale", INPUT_SCALE, "", ""),
-    ("_scale_inv", SCALE, "DeepSeek", ""),
-    ("_scale", SCALE, "", ""),
-    ("_zero_point", ZERO_POINT, "", ""),
-    ("_packed", CODES, "compressed-tensors", "packed"),
-    ("_shape", SHAPE, "compressed-tensors", ""),
-    ("_g_idx", ORDER, "compressed-tensors", ""),
-    (":qdata", CODES, "torchao", ""),
-    (":scale", SCALE, "torchao", ""),
-    (":zero_point", ZERO_POINT, "torchao", ""),
+# Behind or around the name of a weight, as in "experts.up_proj_scale". torchao writes
+# "layer._weight_qdata" for "layer.weight". The first pattern counts.
+_AROUND: tuple[tuple[str, Kind], ...] = (
+    (r"_(.+?)_qdata", Kind(CODES, "", "torchao")),
+    (r"_(.+?)_act_quant_scale", Kind(INPUT_SCALE, "", "torchao", False)),
+    (r"_(.+?)_act_quant_zero_point", Kind(INPUT_ZERO_POINT, "", "torchao", False)),
+    (r"_(.+?)_act_pre_scale", Kind(SMOOTHING, "", "torchao")),
+    (r"_(.+?)_scale", Kind(SCALE, "", "torchao")),
+    (r"_(.+?)_zero_point", Kind(ZERO_POINT, "", "torchao")),
+    (r"(.+)_input_scale", Kind(INPUT_SCALE, "", "", False)),
+    (r"(.+)_activation_scale", Kind(INPUT_SCALE, "", "", False)),
+    (r"(.+)_scale_inv", Kind(SCALE, "", "DeepSeek", False)),
+    (r"(.+)_scale", Kind(SCALE, "", "", False)),
+    (r"(.+)_zero_point", Kind(ZERO_POINT, "", "", False)),
+    (r"(.+)_packed", Kind(CODES, "", "compressed-tensors", True, "packed")),
+    (r"(.+)_shape", Kind(SHAPE, "", "compressed-tensors", False)),
+    (r"(.+)_g_idx", Kind(ORDER, "", "compressed-tensors", False)),
+    (r"(.+):qdata", Kind(CODES, "", "torchao")),
+    (r"(.+):scale", Kind(SCALE, "", "torchao", False)),
+    (r"(.+):zero_point", Kind(ZERO_POINT, "", "torchao", False)),
 )
-# torchao writes "layer._weight_qdata" for "layer.weight".
-_TORCHAO = re.compile(
-    r"_(.+?)_(qdata|scale|zero_point|act_quant_scale|act_quant_zero_point|act_pre_scale)"
-)
-_TORCHAO_ROLES = {
-    "qdata": CODES,
-    "scale": SCALE,
-    "zero_point": ZERO_POINT,
-    "act_quant_scale": INPUT_SCALE,
-    "act_quant_zero_point": INPUT_ZERO_POINT,
-    "act_pre_scale": SMOOTHING,
-}
-# optimum-quanto writes "layer.weight._data" for "layer.weight".
-_QUANTO = {"_data": CODES, "_scale": SCALE, "_shift": PART_OF_FEWER_BITS}
-_MARKS = ("scaled_fp8", "comfy_quant")
 _OF_CACHE = re.compile(r"(.+_)?(q|k|v|kv|qk|kv_cache|prob|prob_output)_scale")
 _TABLE = re.compile(r".*embed.*|wte|wpe")
 # Words in the names of scales, zero points and tables, of formats known here or not.
@@ -124,19 +121,11 @@ _PARTING = re.compile(r"[._:]+")
 @functools.lru_cache(maxsize=1 << 14)
 def kind(last: str) -> Kind:
     """The meaning of the last part of a name."""
-    if last in _BESIDE_WEIGHT:
-        role, writer, certain, decode = _BESIDE_WEIGHT[last]
-        return Kind(role, "weight", writer, certain, decode)
-    if last in _QUANTO:
-        return Kind(_QUANTO[last], None, "optimum-quanto")
-    if last in _MARKS:
-        return Kind(MARK, last, "ComfyUI")
-    if match := _TORCHAO.fullmatch(last):
-        role = _TORCHAO_ROLES[match[2]]
-        return Kind(role, match[1], "torchao", role not in OF_ACTIVATIONS)
-    for ending, role, writer, decode in _ENDINGS:
-        if last.endswith(ending) and last != ending:
-            return Kind(role, last.removesuffix(ending), writer, role == CODES, decode)
+    if last in _WHOLE:
+        return _WHOLE[last]
+    for pattern, found in _AROUND:
+        if match := re.fullmatch(pattern, last):
+            return found._replace(weight=match[1])
     return Kind(CODES, last)
 
 

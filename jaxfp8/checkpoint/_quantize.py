@@ -7,6 +7,7 @@ run with the same source and recipe continues after the last of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -31,7 +32,6 @@ from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
 from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import (
-    _compressed,
     _dtypes,
     _folder,
     _formats,
@@ -46,7 +46,7 @@ from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._stored import Stored, on_host, stored
+from jaxfp8.checkpoint._stored import on_host, stored
 
 _OPERATION = "jaxfp8.checkpoint.quantize"
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
@@ -108,15 +108,12 @@ def quantize(
     place = pathlib.Path(dst)
     check_apart(pathlib.Path(src), place)
     _write.check_free(place, overwrite)
-    folder = Folder(src)
-    try:
+    with contextlib.closing(Folder(src)) as folder:
         job = _Job(folder, place, recipe, where)
         total = sum(entry.nbytes for entry in folder.entries.values())
         with progress("quantising", total, size) as done:
             job.run(done)
         return job.finish()
-    finally:
-        folder.close()
 
 
 def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
@@ -125,24 +122,12 @@ def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
     Raises:
       CheckpointError: as `quantize` does for the source.
     """
-    folder = Folder(src)
-    try:
-        selects = _selection(where)
-        return _reasons(_checked(folder), selects)
-    finally:
-        folder.close()
+    with contextlib.closing(Folder(src)) as folder:
+        return _reasons(_checked(folder), _selection(where))
 
 
 def _selection(where: Where) -> Selection:
     return Selection(_OPERATION, "where", where, what="weights", of="shape")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-    """A weight to quantise: its tensor and its 8-bit form."""
-
-    entry: Entry
-    struct: QArray
 
 
 class _Job:
@@ -157,18 +142,10 @@ class _Job:
         selects.tell()
         source = pathlib.Path(folder.path)
         self._said = folder.config() if source.is_dir() or folder.is_gguf else {}
-        self._weights = {
-            name: _Weight(entry, _struct(entry, self._how))
-            for name, entry in folder.entries.items()
-            if not self._reasons[name]
-        }
-        structs = {name: weight.struct for name, weight in self._weights.items()}
-        self._forms = _compressed.forms(structs, _save.block_of(recipe))
-        if _save.activation_of(recipe) is None:
-            self._forms = {n: _save.packed(n, structs[n], f) for n, f in self._forms.items()}
-        wide = _save.wide_modules(_shapes(folder.entries), self._forms)
-        inputs = dict.fromkeys(self._forms, _save.activation_of(recipe))
-        self._config = _compressed.config(self._forms, wide, inputs) if self._forms else None
+        chosen = [e for e in folder.entries.values() if not self._reasons[e.name]]
+        self._weights = {entry.name: _struct(entry, self._how) for entry in chosen}
+        self._forms = _save.forms(self._weights, recipe)
+        self._config = _save.quantization(_shapes(folder.entries), self._forms, recipe)
         self._work = place.parent / f".{place.name}.quantizing"
         self._rows = self._resume()
 
@@ -255,12 +232,9 @@ class _Job:
         if entry.name not in self._weights:
             yield entry.name, entry.code, entry.shape
             return
-        struct = self._weights[entry.name].struct
-        for name, part in self._stored(struct, entry.name).items():
+        struct = self._weights[entry.name]
+        for name, part in stored(entry.name, struct, self._forms[entry.name]).items():
             yield name, part.code, part.shape
-
-    def _stored(self, q: QArray, name: str) -> dict[str, Stored]:
-        return stored(name, q, self._forms[name])
 
     def _tensor(
         self, descriptor: int, file: File, entry: Entry, entries: dict[str, Entry]
@@ -273,11 +247,11 @@ class _Job:
         errors: list[accuracy.Error] = []
         scales: list[Any] = []
         zeros: list[Any] = []
-        struct = self._weights[entry.name].struct
-        codes, *others = self._stored(struct, entry.name)
+        struct, form = self._weights[entry.name], self._forms[entry.name]
+        codes, *others = stored(entry.name, struct, form)
         at = entries[codes].start
         for values, q in self._quantized(file, entry):
-            rows = self._stored(q, entry.name)[codes].array
+            rows = stored(entry.name, q, form)[codes].array
             at += _write.write_at(descriptor, at, on_host(rows))
             errors.append(accuracy.error(values, dequantize(q, jnp.float32)))
             scales.append(on_host(q.scale))
@@ -286,7 +260,7 @@ class _Job:
         scale: Any = scales[0] if is_one else np.concatenate(scales)
         zero: Any = zeros[0] if is_one or zeros[0] is None else np.concatenate(zeros)
         whole = QArray(struct.qvalue, scale, zero, tiles=struct.tiles)
-        parts = self._stored(whole, entry.name)
+        parts = stored(entry.name, whole, form)
         for name in others:
             _write.write_at(descriptor, entries[name].start, on_host(parts[name].array))
         after = sum(entries[name].nbytes for name in parts)

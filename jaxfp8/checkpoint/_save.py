@@ -6,8 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -80,13 +79,15 @@ def save(
     check_format(_SAVE, format)
     place = pathlib.Path(path)
     leaves = dict(_leaves(tree))
-    forms = _forms(leaves, recipe)
-    tensors, quantization = _tensors(leaves, forms), _config(leaves, forms, recipe)
+    held = forms({n: x for n, x in leaves.items() if isinstance(x, QArray)}, recipe)
+    tensors = _tensors(leaves, held)
+    static = [name for name in leaves if _names.last(name) == "input_scale"]
+    said = quantization({name: x.shape for name, x in leaves.items()}, held, recipe, static)
     _write.check_free(place, overwrite)
     if place.suffix == ".safetensors":
-        _save_file(place, tensors, quantization)
+        _save_file(place, tensors, said)
     else:
-        save_folder(place, tensors, quantization, _read_config(config), shard_bytes)
+        save_folder(place, tensors, said, _read_config(config), shard_bytes)
 
 
 def check_format(operation: str, format: str) -> None:
@@ -169,15 +170,15 @@ def _even(q: QArray) -> QArray:
     return dataclasses.replace(q, scale=scale, zero_point=zero)
 
 
-def _forms(leaves: Mapping[str, Any], recipe: Recipe | None) -> dict[str, Held]:
-    weights = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, QArray)}
-    forms = _compressed.forms(weights, block_of(recipe))
-    if activation_of(recipe) is not None:
-        return forms
-    return {name: packed(name, weights[name], form) for name, form in forms.items()}
+def forms(weights: Mapping[str, QArray], recipe: Recipe | None) -> dict[str, Held]:
+    """The form of each weight in a file: int8 beside activations in floats is packed."""
+    found = _compressed.forms(weights, _block_of(recipe))
+    if _activation_of(recipe) is not None:
+        return found
+    return {name: _packed(name, weights[name], form) for name, form in found.items()}
 
 
-def packed(name: str, q: QArray, form: Held) -> Held:
+def _packed(name: str, q: QArray, form: Held) -> Held:
     """The form of a weight beside activations in floats: int8 codes by row or by group in words."""
     zero = q.zero_point
     is_packed = (
@@ -190,25 +191,33 @@ def packed(name: str, q: QArray, form: Held) -> Held:
     return dataclasses.replace(form, packed=is_packed)
 
 
-def block_of(recipe: Recipe | None) -> tuple[int, int] | None:
+def _block_of(recipe: Recipe | None) -> tuple[int, int] | None:
     """The sizes of a recipe's blocks of [N, K]; None without blocks."""
     granularity = None if recipe is None or recipe.weight is None else recipe.weight.granularity
     depth, rows = granularity if isinstance(granularity, tuple) else (None, None)
     return (rows, depth) if rows and depth else None
 
 
-def _config(
-    leaves: Mapping[str, Any], forms: Mapping[str, Held], recipe: Recipe | None
+def quantization(
+    shapes: Mapping[str, Shape],
+    held: Mapping[str, Held],
+    recipe: Recipe | None,
+    static: Iterable[str] = (),
 ) -> dict[str, Any] | None:
-    if not forms:
-        return None
-    wide = wide_modules({name: leaf.shape for name, leaf in leaves.items()}, forms)
-    static = [name for name in leaves if _names.last(name) == "input_scale"]
-    inputs = dict.fromkeys(forms, activation_of(recipe))
-    return _compressed.config(forms, wide, inputs, static)
+    """The quantization_config; None without anything in 8 bits.
+
+    Args:
+      shapes: of all arrays.
+      held: the forms of those in 8 bits.
+      recipe: the treatment of activations in a server.
+      static: names of static scales of activations.
+    """
+    inputs = dict.fromkeys(held, _activation_of(recipe))
+    wide = wide_modules(shapes, held)
+    return _compressed.config(held, wide, inputs, static) if held else None
 
 
-def activation_of(recipe: Recipe | None) -> Quantization | None:
+def _activation_of(recipe: Recipe | None) -> Quantization | None:
     """The form of activations in a server; the arithmetic of a device is no property of a file."""
     return None if recipe is None or recipe.compute is not None else recipe.activation
 
@@ -257,8 +266,7 @@ def _save_file(
     place: pathlib.Path, tensors: dict[str, Stored], quantization: dict[str, Any] | None
 ) -> None:
     said = {_folder.QUANTIZATION: json.dumps(quantization)} if quantization else {}
-    place.parent.mkdir(parents=True, exist_ok=True)
-    made = pathlib.Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+    made = _write.temporary_folder(place)
     try:
         with progress("saving", sum(tensor.nbytes for tensor in tensors.values()), size) as done:
             _write_file(made / place.name, tensors, said, done)
