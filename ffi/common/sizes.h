@@ -16,6 +16,10 @@ inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
 // multiply a size by less than 2^12, so int64 holds everything computed from accepted sizes.
 inline constexpr int64_t kMaxBytes = int64_t{1} << 50;
 
+// A quotient rounded up, and a size rounded up to a multiple.
+constexpr int64_t DivideUp(int64_t size, int64_t unit) { return (size + unit - 1) / unit; }
+constexpr int64_t RoundUp(int64_t size, int64_t unit) { return DivideUp(size, unit) * unit; }
+
 // The product of two numbers >= 0; kTooLarge if int64 does not hold it.
 constexpr int64_t Times(int64_t a, int64_t b) {
   int64_t product = 0;

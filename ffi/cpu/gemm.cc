@@ -83,7 +83,7 @@ class Share {
     rows_ = std::min(share.rows, problem.rows - row_);
     column_ = index % share.across * share.columns;
     columns_ = std::min(share.columns, problem.columns - column_);
-    tile_rows_ = static_cast<int>(Blocks(rows_, Blocks(rows_, gemm_.tile_rows)));
+    tile_rows_ = static_cast<int>(DivideUp(rows_, DivideUp(rows_, gemm_.tile_rows)));
     CutTiles();
     TakeScratch();
   }
@@ -291,7 +291,7 @@ class Share {
   // Even heights, the lowest first: of at most 6, 16 rows are 5 + 5 + 6, not 6 + 6 + 4. Packing
   // leaves fewer registers: with AVX2 and the highest first, 16 rows were 1.05x slower.
   void CutTiles() {
-    tiles_ = Blocks(rows_, gemm_.mr);
+    tiles_ = DivideUp(rows_, gemm_.mr);
     for (int64_t tile = 0, row = 0; tile < tiles_; ++tile) {
       const int64_t next = std::min(RoundUp(rows_ * (tile + 1) / tiles_, tile_rows_), rows_);
       tile_of_[tile] = {row, static_cast<int>(RoundUp(next - row, tile_rows_))};

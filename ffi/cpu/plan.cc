@@ -68,8 +68,8 @@ std::vector<Chunk> CutChunks(const CanonicalDot& problem, const Kernel& kernel, 
   std::vector<Chunk> chunks;
   int64_t start = 0;
   for (int64_t end : problem.segments) {
-    const int64_t parts = Blocks(end - start, longest);
-    const int64_t step = RoundUp(Blocks(end - start, parts), ChunkUnit(problem, kernel, gemv));
+    const int64_t parts = DivideUp(end - start, longest);
+    const int64_t step = RoundUp(DivideUp(end - start, parts), ChunkUnit(problem, kernel, gemv));
     for (; start < end; start += step) {
       const int64_t depth = std::min(step, end - start);
       // The odd cache line keeps rows from falling on the same sets.
@@ -143,10 +143,10 @@ void CutRounds(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& 
 
 // Even blocks: columns are packed again for each.
 void CutRows(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& plan) {
-  const int64_t blocks = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
-  plan.block.rows = std::max<int64_t>(RoundUp(Blocks(problem.rows, blocks), kernel.gemm.mr), 1);
+  const int64_t blocks = std::max<int64_t>(DivideUp(problem.rows, kRowBlock), 1);
+  plan.block.rows = std::max<int64_t>(RoundUp(DivideUp(problem.rows, blocks), kernel.gemm.mr), 1);
   plan.share.rows = plan.block.rows;
-  plan.share.down = Blocks(problem.rows, plan.share.rows);
+  plan.share.down = DivideUp(problem.rows, plan.share.rows);
   if (plan.gemv) plan.block.rows += kernel.gemv.spare_rows;
   const GemvKernel& gemv = kernel.gemv;
   plan.block.gemv_rows =
@@ -185,13 +185,14 @@ void CutShares(const CanonicalDot& problem, const Kernel& kernel, int64_t thread
   share.columns = std::max<int64_t>(problem.columns, 1);
   if (share.threads > 1) {
     const int64_t others = std::max<int64_t>(problem.batch * share.down, 1);
-    const int64_t even = Blocks(problem.columns, Blocks(kSharesPerThread * share.threads, others));
-    const int64_t fair = Blocks(problem.columns, Blocks(share.threads, others));
+    const int64_t even =
+        DivideUp(problem.columns, DivideUp(kSharesPerThread * share.threads, others));
+    const int64_t fair = DivideUp(problem.columns, DivideUp(share.threads, others));
     // Lines of [K, N] are best read from end to end.
     const int64_t whole = problem.rhs.depth.Contiguous() ? kShareColumns : plan.block.pass;
     share.columns = RoundUp(std::max({even, std::min(whole, fair), kShareColumns}), kCacheLine);
   }
-  share.across = Blocks(problem.columns, share.columns);
+  share.across = DivideUp(problem.columns, share.columns);
   share.count = problem.batch * share.down * share.across;
 }
 
@@ -204,8 +205,8 @@ void CutColumns(const CanonicalDot& problem, const Kernel& kernel, int64_t threa
   CutShares(problem, kernel, threads, plan);
   // Even passes over [K, N]: a short rest of a line would be read slowly.
   if (problem.rhs.free.Contiguous() && !plan.gemv && problem.rows <= kShortPassRows) {
-    const int64_t passes = Blocks(plan.share.columns, block.pass + block.pass / 8);
-    block.pass = RoundUp(Blocks(plan.share.columns, passes), nr);
+    const int64_t passes = DivideUp(plan.share.columns, block.pass + block.pass / 8);
+    block.pass = RoundUp(DivideUp(plan.share.columns, passes), nr);
   }
   // Rows of several rounds are packed again for each block of columns.
   block.columns = block.pass;

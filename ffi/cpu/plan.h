@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/sizes.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/problem.h"
 
@@ -72,9 +73,6 @@ struct BlockingPlan {
   SharePlan share;
   ScratchPlan scratch;
 };
-
-inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
-inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
 
 // The most rows packed together: a multiple of every kernel's tile. The lowest tile has 3 rows.
 inline constexpr int64_t kRowBlock = 288, kMaxTiles = kRowBlock / 3;

@@ -44,10 +44,7 @@ Status CallQuantize(cudaStream_t stream, ffi::RemainingArgs args, ffi::Remaining
   JAXFP8_RETURN_IF_ERROR(QuantizeWhyNot(problem));
   QuantizeBuffers buffers;
   JAXFP8_RETURN_IF_ERROR(BindBuffers(problem, operands, Describe(rets), true, buffers));
-  if (buffers.workspace_bytes < QuantizeWorkspace(problem)) {
-    return "the workspace has " + std::to_string(buffers.workspace_bytes) + " bytes, but needs " +
-           std::to_string(QuantizeWorkspace(problem));
-  }
+  JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(buffers.workspace_bytes, QuantizeWorkspace(problem)));
   return LaunchQuantize(problem, buffers, stream);
 }
 

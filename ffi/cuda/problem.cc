@@ -183,6 +183,16 @@ Status MakeProblem(const Request& request, Problem& problem) {
   return plane.status;
 }
 
+std::string TypesOf(const Problem& problem) {
+  return std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
+}
+
+double LinesOf(const Problem& problem, const Side& side) {
+  const int64_t lines = &side == &problem.lhs ? problem.rows : problem.columns;
+  return static_cast<double>(side.batch_stride == 0 ? 1 : problem.batch) *
+         static_cast<double>(lines);
+}
+
 Problem WithEvenGroups(const Problem& problem) {
   if (problem.grouping == Grouping::kNone) return problem;
   Problem even = problem;

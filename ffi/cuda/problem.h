@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "common/activation.h"
 #include "common/dtype.h"
@@ -126,6 +127,12 @@ struct Buffers {
 inline bool GroupsRows(const Problem& problem) {
   return problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
 }
+
+// The types of both sides, as in "int8 and float8_e4m3fn".
+std::string TypesOf(const Problem& problem);
+
+// The lines of a side, of all batch indices that do not share them.
+double LinesOf(const Problem& problem, const Side& side);
 
 // The same product with groups of one size, as a batch: for estimates.
 Problem WithEvenGroups(const Problem& problem);

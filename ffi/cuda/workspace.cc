@@ -30,16 +30,10 @@ constexpr int kHopper = 90;
 // Any version that the paths by cuBLASLt take.
 constexpr int kCublasLt = 130000;
 
-double Lines(const Problem& problem, const Side& side) {
-  const int64_t free = &side == &problem.lhs ? problem.rows : problem.columns;
-  return static_cast<double>(side.batch_stride == 0 ? 1 : problem.batch) *
-         static_cast<double>(free);
-}
-
 // The bytes of an 8-bit operand as 16-bit values; 0 for one that is not decoded.
 double DecodedBytes(const Problem& problem, const Side& side) {
   const double decoded_bytes = IsEightBit(side.dtype) ? 2 : 0;
-  return decoded_bytes * Lines(problem, side) * (static_cast<double>(problem.depth) + 16);
+  return decoded_bytes * LinesOf(problem, side) * (static_cast<double>(problem.depth) + 16);
 }
 
 double Packed(const Problem& problem) {
@@ -47,7 +41,7 @@ double Packed(const Problem& problem) {
   const bool mixed = IsEightBit(lhs.dtype) != IsEightBit(rhs.dtype);
   const Side& wide = IsEightBit(lhs.dtype) ? rhs : lhs;
   const bool folds = lhs.HasExponents() || rhs.HasExponents();
-  const bool spare = !folds && (!mixed || Lines(problem, wide) <= kSkinnyRows);
+  const bool spare = !folds && (!mixed || LinesOf(problem, wide) <= kSkinnyRows);
   return std::min(spare ? kSpareBytes : kMaxSlabBytes,
                   DecodedBytes(problem, lhs) + DecodedBytes(problem, rhs));
 }

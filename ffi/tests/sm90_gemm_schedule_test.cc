@@ -12,6 +12,7 @@
 #include "cuda/kernels/sm90/operands.h"
 #include "cuda/kernels/sm90_gemm/schedule.h"
 #include "cuda/kernels/sm90_w8a16/schedule.h"
+#include "cuda/path.h"
 #include "tests/expect.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -232,7 +233,8 @@ void CheckOperands() {
   const TmaOperands odd = OperandsOf(Product(1, 7, 5, 33));
   Expect(odd.lhs.copied && odd.lhs.LinePitch() == 48, "lines are padded to 16 bytes");
   Expect(odd.rhs.at % 256 == 0 && odd.rhs.at >= odd.lhs.CopiedBytes(), "copies do not overlap");
-  Expect(!WhyNotWorkspace(odd, odd.workspace - 1).ok() && WhyNotWorkspace(odd, odd.workspace).ok(),
+  const size_t bytes = odd.workspace;
+  Expect(!WhyNotWorkspace(bytes - 1, bytes).ok() && WhyNotWorkspace(bytes, bytes).ok(),
          "the workspace holds them");
   Problem zeros = Product(1, 100, 60, 48, DType::kS8);
   Expect(OperandsOf(zeros).workspace == 0, "int8 is read in place");

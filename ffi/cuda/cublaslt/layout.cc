@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "common/sizes.h"
+
 namespace jaxfp8::cuda {
 namespace {
 
@@ -22,9 +24,6 @@ constexpr int64_t kMinPieceDepth = 32;
 constexpr int64_t kMaxBatches = int64_t{1} << 30;
 // An int32 sum of products of 8-bit integers is exact up to this depth.
 constexpr int64_t kMaxExactDepth = 131071;
-
-int64_t Blocks(int64_t size, int64_t unit) { return (size + unit - 1) / unit; }
-int64_t RoundUp(int64_t size, int64_t unit) { return Blocks(size, unit) * unit; }
 
 bool Aligned(int64_t elements, DType type) { return elements * SizeOf(type) % kBytesAligned == 0; }
 
@@ -75,8 +74,8 @@ class OffsetAllocator {
 int64_t ScaleBytes(const SideLayout& side, Scaling scaling, int64_t lines, int64_t depth) {
   if (!side.copies_scale) return 0;
   if (scaling == Scaling::kOuterVectors) return 4 * ScalePitch(lines);
-  if (side.square_blocks) return 4 * SquareScalePitch(depth) * Blocks(lines, kScaleBlock);
-  return 4 * ScalePitch(lines) * Blocks(depth, kScaleBlock);
+  if (side.square_blocks) return 4 * SquareScalePitch(depth) * DivideUp(lines, kScaleBlock);
+  return 4 * ScalePitch(lines) * DivideUp(depth, kScaleBlock);
 }
 
 int64_t PackedBytes(const SideLayout& side, DType type, const Layout& layout, int64_t lines) {
@@ -114,7 +113,7 @@ bool TooLarge(const Layout& layout) {
 
 bool Halve(int64_t& step, int64_t least) {
   if (step <= least) return false;
-  step = std::max(RoundUp(Blocks(step, 2), least), least);
+  step = std::max(RoundUp(DivideUp(step, 2), least), least);
   return true;
 }
 
@@ -169,7 +168,7 @@ bool NeedsLineSums(const Side& other, DType other_type) {
 
 int64_t ScalePitch(int64_t lines) { return RoundUp(lines, 4); }
 
-int64_t SquareScalePitch(int64_t depth) { return RoundUp(Blocks(depth, kScaleBlock), 4); }
+int64_t SquareScalePitch(int64_t depth) { return RoundUp(DivideUp(depth, kScaleBlock), 4); }
 
 namespace {
 

@@ -5,10 +5,6 @@
 namespace jaxfp8::cuda {
 namespace {
 
-std::string Types(const Problem& problem) {
-  return std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
-}
-
 // The requirements that all three paths share.
 Status WhyNotDevice(const Device& device, int compute_capability) {
   if (device.compute_capability < compute_capability)
@@ -38,7 +34,7 @@ ProductTypes Fp8Types(const Problem& problem) {
 
 Status WhyNotFp8(const Problem& problem, const Device& device) {
   if (!IsFloat8(problem.lhs.dtype) || !IsFloat8(problem.rhs.dtype)) {
-    return "it multiplies FP8 by FP8, and the operands are " + Types(problem);
+    return "it multiplies FP8 by FP8, and the operands are " + TypesOf(problem);
   }
   if (problem.lhs.dtype == DType::kE5M2 && problem.rhs.dtype == DType::kE5M2) {
     return "no tensor core multiplies float8_e5m2 by float8_e5m2";
@@ -56,7 +52,7 @@ constexpr ProductTypes kInt8Types{DType::kS8, DType::kS8, DType::kS32};
 
 Status WhyNotInt8(const Problem& problem, const Device& device) {
   if (!IsInt8(problem.lhs.dtype) || !IsInt8(problem.rhs.dtype)) {
-    return "it multiplies int8 or uint8 on both sides, and the operands are " + Types(problem);
+    return "it multiplies int8 or uint8 on both sides, and the operands are " + TypesOf(problem);
   }
   JAXFP8_RETURN_IF_ERROR(WhyNotDevice(device, 80));
   return WhyNotLayout(problem, device, kInt8Types);
@@ -85,7 +81,7 @@ Status WhyNotWideTypes(const Problem& problem) {
   }
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
     if (!IsEightBit(side->dtype) && side->dtype != type) {
-      return "it multiplies in 16 bits, which do not hold both " + Types(problem);
+      return "it multiplies in 16 bits, which do not hold both " + TypesOf(problem);
     }
     if (side->zero_point) {
       return "it multiplies in 16 bits, which do not hold every value less its zero point";

@@ -124,7 +124,7 @@ class CopiesPlan : public Plan {
   }
 
   Status Run(const Buffers& buffers, cudaStream_t) const override {
-    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, buffers.workspace_bytes));
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(buffers.workspace_bytes, operands_.workspace));
     for (const TmaOperand& operand : {operands_.lhs, operands_.rhs}) {
       auto* workspace = static_cast<uint8_t*>(buffers.workspace);
       std::memset(workspace + operand.at, 1, operand.CopiedBytes());
@@ -145,7 +145,7 @@ class CopiesPlan : public Plan {
     return {};
   }
 
-  Status WhyNot(size_t workspace) const { return WhyNotWorkspace(operands_, workspace); }
+  Status WhyNot(size_t workspace) const { return WhyNotWorkspace(workspace, operands_.workspace); }
 
  private:
   TmaOperands operands_;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/sizes.h"
 #include "cuda/cublaslt/attempts.h"
 #include "cuda/kernels/pack/pack.h"
 #include "cuda/route.h"
@@ -20,17 +21,9 @@ constexpr double kMaxBytes = 256 << 20;
 // 148 and 104.
 constexpr double kMaxLines = 512;
 
-int64_t RoundUp(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
-
 // Tensor cores sum FP8 between scales of 128 of K, and integers over all of K.
 bool ChangesOften(const Side& side) {
   return VariesAlongDepth(side) && (IsInt8(side.dtype) || side.tiles.tile_depth % 128 != 0);
-}
-
-double Lines(const Problem& problem, const Side& side) {
-  const int64_t lines = &side == &problem.lhs ? problem.rows : problem.columns;
-  return static_cast<double>(side.batch_stride == 0 ? 1 : problem.batch) *
-         static_cast<double>(lines);
 }
 
 bool FoldsAll(const Problem& problem) {
@@ -39,7 +32,7 @@ bool FoldsAll(const Problem& problem) {
 }
 
 Status WhyNotDecoded(const Problem& problem, const Side& side) {
-  const double lines = Lines(problem, side);
+  const double lines = LinesOf(problem, side);
   if (lines > kMaxLines && FoldsAll(problem)) {
     return "it decodes up to 512 lines of K in MX, and these are " +
            std::to_string(static_cast<int64_t>(lines));
@@ -75,9 +68,7 @@ DecodedForm FormWith(const Problem& problem, bool left) {
 
 Status WhyNotProblem(const Problem& problem) {
   if (!IsEightBit(problem.lhs.dtype) || !IsEightBit(problem.rhs.dtype)) {
-    return "it decodes one of two 8-bit sides, and the operands are " +
-           std::string(NameOf(problem.lhs.dtype)) + " and " +
-           std::string(NameOf(problem.rhs.dtype));
+    return "it decodes one of two 8-bit sides, and the operands are " + TypesOf(problem);
   }
   if (!ChangesOften(problem.lhs) && !ChangesOften(problem.rhs)) {
     return "no scale changes so often along the contracted axis that sums in 8 bits do not fit";
@@ -103,17 +94,14 @@ class DecodedPlan final : public Plan {
 
   // Plans the product with what is left of the workspace.
   Status Prepare(const Device& device, size_t workspace) {
-    if (workspace < form_.bytes) {
-      return "its workspace has " + std::to_string(workspace) + " bytes, but it needs " +
-             std::to_string(form_.bytes);
-    }
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(workspace, form_.bytes));
     const Path* path = PathOf(form_.product, device);
     if (!path) return "no path multiplies what is decoded";
     return path->make_plan(form_.product, device, workspace - form_.bytes, plan_);
   }
 
   Status Run(const Buffers& given, cudaStream_t stream) const override {
-    if (given.workspace_bytes < form_.bytes) return "the workspace is smaller than planned for";
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(given.workspace_bytes, form_.bytes));
     const void* scale = form_.left ? given.lhs_scale : given.rhs_scale;
     PackRequest request;
     request.side = side_;
@@ -161,7 +149,7 @@ Status MakePlan(const Problem& problem, const Device& device, size_t workspace,
 
 Status MakeForm(const Problem& problem, DecodedForm& form) {
   JAXFP8_RETURN_IF_ERROR(WhyNotProblem(problem));
-  const bool left_first = Lines(problem, problem.lhs) <= Lines(problem, problem.rhs);
+  const bool left_first = LinesOf(problem, problem.lhs) <= LinesOf(problem, problem.rhs);
   Status status;
   for (const bool left : {left_first, !left_first}) {
     const Status why_not = WhyNotDecoded(problem, left ? problem.lhs : problem.rhs);

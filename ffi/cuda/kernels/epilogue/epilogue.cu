@@ -8,13 +8,13 @@
 
 #include <cfloat>
 
+#include "common/sizes.h"
 #include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
-namespace {
 
 // The epilogue for the common layout, bound by memory. Columns are contiguous and come in aligned
 // fours in every full matrix, and neither bias nor out_scale varies along the rows.
@@ -185,6 +185,8 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
   UpdateMatrixAmax(ew, b, largest);
 }
 
+namespace {
+
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBlockRows = 32, kBlockColumns = 128;  // of a block; a lane takes four columns
 
@@ -271,11 +273,9 @@ Epilogue MakeEpilogue(const Problem& problem, const EpilogueRequest& r, const vo
   return e;
 }
 
-int64_t CeilDivide(int64_t size, int64_t part) { return (size + part - 1) / part; }
-
 // Sets the tiles of the grid and returns its number of blocks, 0 if there are too many.
 unsigned SetGrid(Epilogue& e, int64_t batches, int64_t rows, int64_t columns) {
-  const int64_t across = CeilDivide(e.columns, columns), down = CeilDivide(e.rows, rows);
+  const int64_t across = DivideUp(e.columns, columns), down = DivideUp(e.rows, rows);
   if (across >> 31 || down >> 31 || (across * down) >> 31 || batches * across * down >> 31) {
     return 0;
   }
@@ -307,14 +307,13 @@ bool LaunchVectorized(const Epilogue& e, int64_t batches, cudaStream_t stream,
   int log_group = 5;
   while ((1 << log_group) < kVectorThreads && (4 << log_group) < e.columns) ++log_group;
   const int step = kVectorThreads >> log_group;
-  const int64_t across = CeilDivide(e.columns, 4 << log_group);
+  const int64_t across = DivideUp(e.columns, 4 << log_group);
   const int64_t blocks_at_once = BlocksAtOnce(kBlocksPerSm<kZero>);
   int deep = kRowsPerThread;
-  while (deep > kRowsInFlight &&
-         CeilDivide(e.rows, step * deep) * across * batches < blocks_at_once)
+  while (deep > kRowsInFlight && DivideUp(e.rows, step * deep) * across * batches < blocks_at_once)
     deep /= 2;
-  while (deep < kMaxRowsPerThread && CeilDivide(e.rows, step * deep) > kMaxGridY) deep *= 2;
-  const int64_t down = CeilDivide(e.rows, step * deep);
+  while (deep < kMaxRowsPerThread && DivideUp(e.rows, step * deep) > kMaxGridY) deep *= 2;
+  const int64_t down = DivideUp(e.rows, step * deep);
   if (down > kMaxGridY) return false;
   const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(down),
                   static_cast<unsigned>(batches));

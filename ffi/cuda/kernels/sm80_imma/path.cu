@@ -75,11 +75,8 @@ class ImmaPlan final : public Plan {
 
   // Fits the kernel to the device.
   Status Prepare() {
-    const size_t needed = ScratchOf(problem_).bytes;
-    if (workspace_ < needed && !Empty(problem_)) {
-      return "`sm80_imma` needs a workspace of " + std::to_string(needed) + " bytes and got " +
-             std::to_string(workspace_);
-    }
+    const size_t needed = Empty(problem_) ? 0 : ScratchOf(problem_).bytes;
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(workspace_, needed));
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
     if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
@@ -99,10 +96,7 @@ class ImmaPlan final : public Plan {
     const Buffers buffers = swapped_ ? Swapped(given) : given;
     JAXFP8_RETURN_IF_ERROR(ClearAmax(problem_, buffers, stream));
     if (Empty(problem_)) return {};
-    if (buffers.workspace_bytes < workspace_) {
-      return "`sm80_imma` was planned for a workspace of " + std::to_string(workspace_) +
-             " bytes and got " + std::to_string(buffers.workspace_bytes);
-    }
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(buffers.workspace_bytes, workspace_));
     Arguments a = ArgumentsFor(buffers);
     const Side& side = problem_.lhs;
     // The kernel reads codes in runs of 16.

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "common/sizes.h"
+
 namespace jaxfp8::cuda::imma {
 namespace {
 
@@ -15,18 +17,15 @@ constexpr int64_t kMaxDepth = std::numeric_limits<int32_t>::max() / (128 * 128);
 constexpr int kSharedOfThird = 72 << 10;
 constexpr int kMinSplitDepth = 512;
 
-int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int SplitDepth(int64_t depth, int split) {
-  return static_cast<int>(Ceil(Ceil(depth, kBlockDepth), split) * kBlockDepth);
+  return static_cast<int>(DivideUp(DivideUp(depth, kBlockDepth), split) * kBlockDepth);
 }
 
 Status WhyNotTypes(const Problem& problem) {
   const DType left = problem.lhs.dtype;
   const bool known = left == DType::kS8 || left == DType::kBF16 || left == DType::kF16;
   if (known && IsFloat8(problem.rhs.dtype)) return {};
-  return "it multiplies int8, bfloat16 or float16 by FP8, and the operands are " +
-         std::string(NameOf(left)) + " and " + std::string(NameOf(problem.rhs.dtype));
+  return "it multiplies int8, bfloat16 or float16 by FP8, and the operands are " + TypesOf(problem);
 }
 
 Status WhyNotSide(const Side& side) {
@@ -92,7 +91,7 @@ int RowTilesFor(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : 4; }
 SplitGrid MakeSchedule(const Problem& problem, const Device& device) {
   SplitGrid s;
   s.row_tiles = RowTilesFor(problem.rows);
-  s.column_tiles = static_cast<int>(Ceil(problem.columns, 16 * ColumnTiles(s.row_tiles)));
+  s.column_tiles = static_cast<int>(DivideUp(problem.columns, 16 * ColumnTiles(s.row_tiles)));
   const int most = device.compute_capability >= 90 ? kMaxSplit : 1;
   const int64_t tiles = problem.batch * s.column_tiles;
   const auto suits = [&] {
@@ -110,8 +109,8 @@ SplitGrid MakeSchedule(const Problem& problem, const Device& device) {
 CodesScratch ScratchOf(const Problem& problem) {
   CodesScratch s;
   const int64_t lines = problem.rows * (problem.lhs.batch_stride == 0 ? 1 : problem.batch);
-  s.pitch = Ceil(problem.depth, 16) * 16;
-  s.scales = static_cast<size_t>(Ceil(lines * s.pitch, 256) * 256);
+  s.pitch = RoundUp(problem.depth, 16);
+  s.scales = static_cast<size_t>(RoundUp(lines * s.pitch, 256));
   s.bytes = s.scales + static_cast<size_t>(4 * lines);
   return s;
 }

@@ -132,10 +132,7 @@ Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) co
     if (gate_) parts.of[i].epilogue.rounded = gate_.rounded[i];
   }
   if (Empty(joint_)) return {};
-  if (given.front().workspace_bytes < workspace_) {
-    return "`sm80_w8a16` was planned for a workspace of " + std::to_string(workspace_) +
-           " bytes and got " + std::to_string(given.front().workspace_bytes);
-  }
+  JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(given.front().workspace_bytes, workspace_));
   JAXFP8_RETURN_IF_ERROR(LaunchMainloop(parts, stream));
   if (schedule_.split == 1 || clusters_) return {};
   return LaunchReduce(parts.of[0], stream);

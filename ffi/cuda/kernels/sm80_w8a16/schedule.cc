@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/sizes.h"
 #include "cuda/kernels/common/groups.h"
 #include "cuda/kernels/sm80_w8a16/layout.h"
 
@@ -17,9 +18,7 @@ constexpr int64_t kMaxBlocksAtOnce = 3 * 128;
 // CTAs along the third axis of a grid.
 constexpr int64_t kMaxOuterBatch = 65535;
 
-int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
+int64_t DepthTiles(const Problem& problem) { return DivideUp(problem.depth, kTileDepth); }
 
 // The most CTAs for one tile if the tiles do not all run at a time. On an H100 two are 1.09x
 // faster than three (1344 CTAs).
@@ -57,8 +56,9 @@ double LoadAtOnce(int64_t ctas, int64_t multiprocessors, int split, double third
 int64_t LikelyTiles(const Problem& problem) {
   if (!GroupsRows(problem)) return OutputTiles(problem);
   const int64_t groups = std::min(problem.batch, problem.rows);
-  const int64_t rows = Ceil(problem.rows, std::max<int64_t>(1, groups));
-  return groups * Ceil(rows, 8 * RowFragmentsFor(problem)) * Ceil(problem.columns, kTileColumns);
+  const int64_t rows = DivideUp(problem.rows, std::max<int64_t>(1, groups));
+  return groups * DivideUp(rows, 8 * RowFragmentsFor(problem)) *
+         DivideUp(problem.columns, kTileColumns);
 }
 
 // What a CTA of groups takes beside its tiles of K, in these: it finds its rows before it loads.
@@ -72,9 +72,9 @@ double CostOf(const Problem& problem, const Capacity& capacity, int split) {
   const int64_t tiles = LikelyTiles(problem), sms = capacity.multiprocessors;
   const double third = ThirdBlock(RowFragmentsFor(problem));
   const double load = tiles <= capacity.tiles[split] ? LoadAtOnce(tiles * split, sms, split, third)
-                                                     : LoadOf(Ceil(tiles * split, sms), third);
+                                                     : LoadOf(DivideUp(tiles * split, sms), third);
   const double beside = GroupsRows(problem) ? kFindsGroup : 0;
-  return load * (static_cast<double>(Ceil(DepthTiles(problem), split)) + beside) + 0.7 * split;
+  return load * (static_cast<double>(DivideUp(DepthTiles(problem), split)) + beside) + 0.7 * split;
 }
 
 int BestSplit(const Problem& problem, const Capacity& capacity) {
@@ -105,7 +105,7 @@ bool TooLarge(const Problem& problem) {
   }
   const int row_fragments = RowFragmentsFor(problem);
   const int64_t of_matrix =  // below 2^60 by the limits above
-      Ceil(problem.rows, 8 * row_fragments) * Ceil(problem.columns, kTileColumns);
+      DivideUp(problem.rows, 8 * row_fragments) * DivideUp(problem.columns, kTileColumns);
   if (of_matrix > kMaxCount) return true;
   const int64_t output_tiles = OutputTiles(problem);
   return output_tiles > kMaxCount ||
@@ -138,8 +138,6 @@ Status WhyNotPair(std::span<const Problem> problems) {
 }
 
 Status WhyNotTypes(const Problem& problem) {
-  const std::string got =
-      std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
   const bool wide = problem.lhs.dtype == DType::kBF16 || problem.lhs.dtype == DType::kF16;
   const bool floats = problem.lhs.dtype == DType::kE4M3 && IsFloat8(problem.rhs.dtype);
   if (floats && problem.rows > kMaxFloat8Rows) {
@@ -149,7 +147,7 @@ Status WhyNotTypes(const Problem& problem) {
   if (!floats && (!wide || !IsEightBit(problem.rhs.dtype))) {
     return "it multiplies bfloat16 or float16 by an 8-bit type, or float8_e4m3fn by FP8, and the "
            "operands are " +
-           got;
+           TypesOf(problem);
   }
   if (problem.out.dtype == DType::kS32) {
     return "its sums are rounded, and an int32 output needs exact ones";
@@ -208,9 +206,9 @@ int RowFragmentsFor(const Problem& problem) {
 
 int64_t OutputTiles(const Problem& problem) {
   const int row_fragments = RowFragmentsFor(problem);
-  const int64_t across = Ceil(problem.columns, kTileColumns);
+  const int64_t across = DivideUp(problem.columns, kTileColumns);
   if (GroupsRows(problem)) return MostUnits(GroupsOf(problem, 8 * row_fragments)) * across;
-  return problem.batch * Ceil(problem.rows, 8 * row_fragments) * across;
+  return problem.batch * DivideUp(problem.rows, 8 * row_fragments) * across;
 }
 
 int64_t OuterBatch(const Problem& problem) {
@@ -225,9 +223,9 @@ size_t PartialTileBytes(const Problem& problem) {
 
 SplitKSchedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
   SplitKSchedule s;
-  s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
+  s.column_tiles = static_cast<int32_t>(DivideUp(problem.columns, kTileColumns));
   const int64_t rows = WithEvenGroups(problem).rows;
-  s.row_tiles = static_cast<int32_t>(Ceil(rows, 8 * RowFragmentsFor(problem)));
+  s.row_tiles = static_cast<int32_t>(DivideUp(rows, 8 * RowFragmentsFor(problem)));
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
   s.split = BestSplit(problem, capacity);
@@ -237,7 +235,7 @@ SplitKSchedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
 Problem JointProblem(std::span<const Problem> problems) {
   Problem joint = problems.front();
   int64_t tiles = 0;
-  for (const Problem& problem : problems) tiles += Ceil(problem.columns, kTileColumns);
+  for (const Problem& problem : problems) tiles += DivideUp(problem.columns, kTileColumns);
   joint.columns = tiles * kTileColumns;
   return joint;
 }
@@ -255,7 +253,7 @@ PartTiles PartTilesOf(std::span<const Problem> problems) {
 
 SplitKSchedule PartSchedule(const Problem& problem, const SplitKSchedule& joint) {
   SplitKSchedule s = joint;
-  s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
+  s.column_tiles = static_cast<int32_t>(DivideUp(problem.columns, kTileColumns));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
   return s;
 }

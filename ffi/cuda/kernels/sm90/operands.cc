@@ -1,11 +1,11 @@
 #include "cuda/kernels/sm90/operands.h"
 
+#include "common/sizes.h"
+
 namespace jaxfp8::cuda::sm90 {
 namespace {
 
 constexpr int64_t kOffsetAlignment = 256;
-
-int64_t RoundUp(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 TmaOperand OperandOf(const Side& side, const Side& other, int64_t lines, const Problem& problem) {
   TmaOperand operand;
@@ -73,12 +73,6 @@ bool HasWeightsOnRight(const Problem& problem) {
 
 Problem WithWeightsOnLeft(const Problem& problem) {
   return HasWeightsOnRight(problem) ? Swapped(problem) : problem;
-}
-
-Status WhyNotWorkspace(const TmaOperands& operands, size_t workspace) {
-  if (workspace >= operands.workspace) return {};
-  return "its workspace has " + std::to_string(workspace) + " bytes, but it needs " +
-         std::to_string(operands.workspace);
 }
 
 }  // namespace jaxfp8::cuda::sm90

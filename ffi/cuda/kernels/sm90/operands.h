@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/status.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -44,8 +43,5 @@ TmaOperands OperandsOf(const Problem& problem);
 bool IsMixed(const Problem& problem);
 bool HasWeightsOnRight(const Problem& problem);
 Problem WithWeightsOnLeft(const Problem& problem);
-
-// Why the copies do not fit the workspace.
-Status WhyNotWorkspace(const TmaOperands& operands, size_t workspace);
 
 }  // namespace jaxfp8::cuda::sm90

@@ -89,7 +89,7 @@ HopperPlan::HopperPlan(const Problem& problem, const Configuration& configuratio
       operands_(OperandsOf(problem)) {}
 
 Status HopperPlan::Prepare(size_t workspace) {
-  JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, workspace));
+  JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(workspace, operands_.workspace));
   UseWorkspace(workspace);
   ctas_ = CtasOf(schedule_, multiprocessors_);
   kernel_ = KernelOf();
@@ -109,7 +109,7 @@ Status HopperPlan::Prepare(size_t workspace) {
 Status HopperPlan::Run(const Buffers& buffers, cudaStream_t stream) const {
   JAXFP8_RETURN_IF_ERROR(ClearAmax(problem_, buffers, stream));
   if (schedule_.units == 0) return {};
-  JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, buffers.workspace_bytes));
+  JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(buffers.workspace_bytes, operands_.workspace));
   JAXFP8_RETURN_IF_ERROR(Clear(buffers, stream));
   JAXFP8_RETURN_IF_ERROR(Copy(operands_.lhs, buffers.lhs, buffers, stream));
   JAXFP8_RETURN_IF_ERROR(Copy(operands_.rhs, buffers.rhs, buffers, stream));

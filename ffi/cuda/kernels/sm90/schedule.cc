@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/sizes.h"
+
 namespace jaxfp8::cuda::sm90 {
 namespace {
 
@@ -13,8 +15,6 @@ constexpr double kCyclesPerTile = 2000;  // filling the ring; the epilogue
 constexpr double kPairCycles = 1000;
 // Rows of lhs that are finished before the next, so that a turn of the CTAs is about square.
 constexpr int32_t kBandRows = 2048;
-
-int64_t Divide(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
 int32_t RowsOfUnit(const Configuration& c) {
   return c.tile.rows * (c.pair == Pair::kSharesRhs ? 2 : 1);
@@ -30,15 +30,15 @@ int32_t CtasOfUnit(Pair pair) { return pair == Pair::kNone ? 1 : 2; }
 TileSchedule MakeSchedule(const Problem& problem, const Configuration& configuration,
                           int32_t depth) {
   TileSchedule s;
-  s.column_units = static_cast<int32_t>(Divide(problem.columns, ColumnsOfUnit(configuration)));
-  s.steps = static_cast<int32_t>(Divide(problem.depth, depth));
+  s.column_units = static_cast<int32_t>(DivideUp(problem.columns, ColumnsOfUnit(configuration)));
+  s.steps = static_cast<int32_t>(DivideUp(problem.depth, depth));
   s.pair = configuration.pair;
   s.grouped = GroupsOf(problem, RowsOfUnit(configuration));
   if (GroupsRows(problem)) {
     s.row_units = static_cast<int32_t>(MostUnits(s.grouped));
     s.units = s.row_units * s.column_units;
   } else {
-    s.row_units = static_cast<int32_t>(Divide(problem.rows, RowsOfUnit(configuration)));
+    s.row_units = static_cast<int32_t>(DivideUp(problem.rows, RowsOfUnit(configuration)));
     s.units = s.row_units * s.column_units * static_cast<int32_t>(problem.batch);
   }
   if (s.units == 0) return s;
@@ -75,7 +75,7 @@ Times TimesOf(const Problem& problem, const Configuration& c, int32_t depth, con
 
 double CyclesOf(const TileSchedule& s, const Times& t, int32_t multiprocessors) {
   const int32_t at_once = std::max(1, multiprocessors / CtasOfUnit(s.pair));
-  return static_cast<double>(Divide(s.units, at_once)) * (s.steps * t.step + t.tile);
+  return static_cast<double>(DivideUp(s.units, at_once)) * (s.steps * t.step + t.tile);
 }
 
 }  // namespace jaxfp8::cuda::sm90

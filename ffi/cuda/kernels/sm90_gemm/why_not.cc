@@ -100,8 +100,7 @@ Status WhyNot(const Problem& problem, const Device& device) {
   if (!integers && !mixed && !(IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype))) {
     return "it multiplies FP8 by FP8, int8 or uint8 on both sides, or 16 bits by 8, and the "
            "operands are " +
-           std::string(NameOf(problem.lhs.dtype)) + " and " +
-           std::string(NameOf(problem.rhs.dtype));
+           TypesOf(problem);
   }
   if (device.compute_capability != 90) return NeedsCapability(90, device);
   if (problem.depth == 0) return "there is nothing to sum";

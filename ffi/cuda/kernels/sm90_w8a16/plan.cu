@@ -62,10 +62,7 @@ class MixedPlan final : public HopperPlan {
 
   Status Clear(const Buffers& buffers, cudaStream_t stream) const override {
     if (shared_bytes_ == 0) return {};
-    if (buffers.workspace_bytes < shared_bytes_) {
-      return "it was planned for a workspace of " + std::to_string(shared_bytes_) +
-             " bytes and got " + std::to_string(buffers.workspace_bytes);
-    }
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(buffers.workspace_bytes, shared_bytes_));
     return CudaError(cudaMemsetAsync(buffers.workspace, 0, ctas_ * kCounterBytes, stream),
                      "cudaMemsetAsync");
   }

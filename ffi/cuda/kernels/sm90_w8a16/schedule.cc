@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/sizes.h"
 #include "cuda/kernels/sm90/operands.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -23,8 +24,6 @@ constexpr double kShareCycles = 12000, kShareCyclesPerOutput = 0.5;
 // Steps that are counted in 32 bits.
 constexpr int64_t kMaxSharedSteps = int64_t{1} << 30;
 
-int64_t Divide(int64_t size, int64_t part) { return (size + part - 1) / part; }
-
 Times MixedTimes(const Problem& problem, const Configuration& c) {
   Rates rates;
   rates.products = kProductsPerCycle;
@@ -42,7 +41,7 @@ int32_t SharedUnits(const TileSchedule& s, int32_t ctas) {
 double CyclesShared(const TileSchedule& s, const Times& t, TileShape tile, int32_t ctas) {
   const int32_t shared = SharedUnits(s, ctas);
   const double whole = (s.units - shared) / ctas;
-  const double steps = static_cast<double>(Divide(int64_t{shared} * s.steps, ctas));
+  const double steps = static_cast<double>(DivideUp(int64_t{shared} * s.steps, ctas));
   const double share = kShareCycles + kShareCyclesPerOutput * tile.rows * tile.columns;
   return whole * (s.steps * t.step + t.tile) + steps * t.step + 2 * t.tile + share;
 }
@@ -70,10 +69,10 @@ double CyclesOfGroups(const Problem& problem, TileShape tile, int32_t multiproce
   const auto columns = static_cast<double>(problem.columns);
   const double groups = std::max(1.0, std::min(columns, static_cast<double>(problem.batch)));
   const double across = std::max(1.0, columns / groups / tile.columns + 0.5);
-  const double units = groups * across * static_cast<double>(Divide(problem.rows, tile.rows));
+  const double units = groups * across * static_cast<double>(DivideUp(problem.rows, tile.rows));
   const Times times = MixedTimes(problem, {tile, Pair::kNone});
   const double step = times.step * (tile.columns >= kWideColumns ? kGroupedWide : 1);
-  const auto steps = static_cast<double>(Divide(problem.depth, kMixedDepth));
+  const auto steps = static_cast<double>(DivideUp(problem.depth, kMixedDepth));
   return (units / multiprocessors + 0.5) * (steps * step + times.tile);
 }
 
@@ -95,7 +94,7 @@ void ShareUnits(const Problem& problem, const Configuration& configuration, int3
   if (CyclesShared(s, times, configuration.tile, ctas) >= CyclesOf(s, times, ctas)) return;
   const int32_t shared = SharedUnits(s, ctas);
   s.whole_units = s.units - shared;
-  s.share = static_cast<int32_t>(Divide(int64_t{shared} * s.steps, ctas));
+  s.share = static_cast<int32_t>(DivideUp(int64_t{shared} * s.steps, ctas));
 }
 
 // Pairs were no faster.
