@@ -58,6 +58,14 @@ def test_gpu_is_another_name_of_cuda() -> None:
     assert jaxfp8.Target("gpu", 90) == H100
 
 
+@pytest.mark.parametrize("chosen", [None, "cpu"], ids=["a device", "a name"])
+def test_a_default_device_is_the_machine_at_hand(chosen: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert targets.platform() == "cuda"
+    with jax.default_device(chosen or jax.devices("cpu")[0]):
+        assert targets.platform() == "cpu"
+
+
 def test_a_target_ends_with_its_decision() -> None:
     with pytest.raises(ZeroDivisionError), targets.deciding_for(H100):
         assert targets.platform() == "cuda" and targets.compute_capability() == 90

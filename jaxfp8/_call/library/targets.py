@@ -73,11 +73,13 @@ def deciding_for(target: Target | None) -> Iterator[None]:
 
 
 def platform() -> str:
-    """The platform of the target, such as "cuda"."""
+    """The platform of the target, such as "cuda"; without one, of JAX's default device."""
     target = given()
     if target is not None:
         return target.platform
-    return _NAMES.get(jax.default_backend(), jax.default_backend())
+    device = jax.config.jax_default_device or jax.default_backend()
+    name = getattr(device, "platform", device)
+    return _NAMES.get(name, name)
 
 
 def compute_capability() -> int | None:
