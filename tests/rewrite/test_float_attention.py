@@ -32,6 +32,7 @@ import jaxfp8
 from jaxfp8._bench import _decoder
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import attention
+from jaxfp8._rewrite.plan import cached_products
 
 KEYS, VALUES = normal(1, B, T, G, D, dtype=BF16), normal(2, B, T, G, D, dtype=BF16)
 BY_HEAD = KEYS.swapaxes(1, 2), VALUES.swapaxes(1, 2)
@@ -220,6 +221,18 @@ def test_it_stays_as_written(name: str) -> None:
     args = QUERY, *BY_HEAD
     assert count(rewritten(MISSES[name]), *args, name="attention") == 0
     assert jaxfp8.explain(MISSES[name], target=HOPPER)(*args).attentions == ()
+
+
+def test_symbolic_sizes_are_no_few_rows() -> None:
+    rows, tokens = jax.export.symbolic_shape("rows, tokens")
+    query = jax.ShapeDtypeStruct((B, G, rows, D), BF16)
+    cache = jax.ShapeDtypeStruct((B, G, tokens, D), BF16)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bgrd,bgtd->bgrt", q, k, preferred_element_type=F32)
+        return jnp.einsum("bgrt,bgtd->bgrd", jax.nn.softmax(scores).astype(BF16), v)
+
+    assert not cached_products.may_be_in(jax.make_jaxpr(attend)(query, cache, cache).jaxpr)
 
 
 def test_a_derivative_has_the_products_of_the_function() -> None:

@@ -16,7 +16,7 @@ from jaxfp8._rewrite.ir.graph import Equation, Jaxpr, Op, Value
 from jaxfp8._rewrite.plan.softmax_rows import Labels, Reader, Term, Unread, varying
 from jaxfp8._rewrite.rules.reach import remembered
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape, is_known
 
 WIDTH = -1  # the label of the axis of a head
 
@@ -111,7 +111,7 @@ def _has_few_rows(eqn: Equation) -> bool:
         math.prod(n for axis, n in enumerate(x.shape) if axis not in (*contracting, *batch))
         for x, (contracting, batch) in zip(avals, numbers, strict=True)
     )
-    return min(rows) <= attention.MOST_ROWS
+    return any(is_known((count,)) and count <= attention.MOST_ROWS for count in rows)
 
 
 def _spec_of_floats(op: Op) -> ScaledDotSpec:
