@@ -252,7 +252,7 @@ REFUSED = {
         "--only: '(' is no regular expression",
     ),
     "sizes past the memory": (
-        ["compare", "--shape", "99999999,99999999,99999999", "--no-time", "--only", "INT8"],
+        ["compare", "--shapes", "99999999x99999999x99999999", "--no-time", "--only", "INT8"],
         1,
         "give smaller sizes",
     ),

@@ -212,7 +212,9 @@ def generate(
         positive.
     """
     chunk = usual_chunk() if chunk is None else chunk
-    _check(server.config.vocabulary, prompts, min(number, chunk))
+    _check(server.config.vocabulary, prompts, number)
+    if chunk < 1:
+        raise ValueError(f"a program is to make {chunk} tokens; give a chunk of 1 or more")
     ended, last = np.zeros(len(prompts), bool), None
     made = _made(server, prompts, number, jax.random.key(seed), chunk)
     for now in itertools.islice(made, number):

@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfp8._ops import int8_compute
 from jaxfp8._ops.quantize import dequantize
-from jaxfp8._recipes.accuracy_report import LayerError, OperandError
+from jaxfp8._recipes.accuracy_report import LayerError, OperandError, SecondRounding
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.scaling import Scaling
 from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value.accuracy import Error, pooled
-from jaxfp8._value.dtypes import finite_range
-from jaxfp8._value.prepared import EightBitArray, PreparedArray, is_held
+from jaxfp8._value.dtypes import finite_range, is_float8
+from jaxfp8._value.prepared import EightBitArray, PreparedArray, is_held, stored
 from jaxfp8._value.qarray import QArray, scale_and_zero_point
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8._value.tiles import map_tiles
@@ -54,13 +55,14 @@ class Call:
         name = recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__
         return self.path, self.kind, name, tuple(self.wide.shape)
 
-    def operands(self) -> dict[str, Pair | None]:
-        """Each operand in floats and in 8 bits."""
-        recipe, held, activation = self.recipe, self.held, None
+    def operands(self) -> dict[str, Any]:
+        """Each operand in floats and in 8 bits; and an FP8 weight that is rounded once more."""
+        recipe, held, activation, second = self.recipe, self.held, None, None
         if self.numbers is not None:
             (axes, contracting), (batch, shared) = self.numbers
             if isinstance(recipe, Recipe):
                 narrow: Any = recipe.quantize_activation(self.x, axes, batch, scale=self.scale)
+                second = _second_rounding(recipe, held, tuple(contracting))
             else:
                 of_input, of_weight = self.state
                 narrow = forward_codes(recipe, self.x, of_input, tuple(axes), tuple(batch))
@@ -68,7 +70,20 @@ class Call:
                 held = forward_codes(recipe, self.wide, of_weight, *sums, is_weight=True)
             activation = (self.x, narrow)
         weight = (self.wide, held) if self.is_known else None
-        return {"weight": weight, "activation": activation}
+        return {"weight": weight, "activation": activation, "second": second}
+
+
+def _second_rounding(
+    recipe: Recipe, weight: Any, contracting: Shape
+) -> tuple[EightBitArray, Shape] | None:
+    """An FP8 weight rounded once more, to int8, and the contracted axes of its product.
+
+    None if the recipe multiplies it as stored.
+    """
+    if recipe.compute is None or not isinstance(weight, EightBitArray):
+        return None
+    codes = stored(weight.packed if isinstance(weight, PreparedArray) else weight)
+    return (weight, contracting) if is_float8(codes.qvalue.dtype) else None
 
 
 class Recorder:
@@ -120,9 +135,16 @@ class Recorder:
             self._done(path)
 
 
-def _call_sums(exact: jax.Array, got: jax.Array, **operands: Pair | None) -> dict[str, Any]:
+def _call_sums(
+    exact: jax.Array,
+    got: jax.Array,
+    second: tuple[Any, Shape] | None = None,
+    **operands: Pair | None,
+) -> dict[str, Any]:
     """The sums of one call."""
     sums = {"output": _error_sums(exact, got)}
+    if second is not None:
+        sums["second"] = _second_sums(*second)
     for name, pair in operands.items():
         if pair is not None and is_held(pair[1]):
             sums[name] = _operand_sums(*_as_stored(*pair))
@@ -149,6 +171,7 @@ def _row(layer: Layer, calls: list[Any]) -> LayerError:
         output=pooled(_error(call["output"]) for call in calls),
         weight=_operand([call["weight"] for call in calls if "weight" in call]),
         activation=_operand([call["activation"] for call in calls if "activation" in call]),
+        second=_second([call["second"] for call in calls if "second" in call]),
     )
 
 
@@ -171,8 +194,29 @@ def _operand(calls: list[Any]) -> OperandError | None:
     )
 
 
+def _second(calls: list[Any]) -> SecondRounding | None:
+    """The second rounding of a weight; all calls have the same."""
+    if not calls:
+        return None
+    error, lines, lossy, worst = calls[0]
+    return SecondRounding(
+        error=_error(error), lines=int(lines), lossy_lines=int(lossy), worst=worst
+    )
+
+
 # These are jitted: XLA compiles each once for all layers of a shape. As single operations they are
 # 35 programs a shape.
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _second_sums(q: Any, contracting: Shape) -> Any:
+    """The errors of an FP8 weight in int8; number of lines, of lossy ones, the largest share."""
+    x = dequantize(q, jnp.float32)
+    codes, scale = int8_compute.rounded(x, contracting)
+    lost = int8_compute.lost(x, contracting)
+    lossy = jnp.sum(lost > int8_compute.MANY_LOST)
+    error = _error_sums(x, codes.astype(jnp.float32) * scale)
+    return error, lost.size, lossy, jnp.max(lost, initial=0)
 
 
 @jax.jit

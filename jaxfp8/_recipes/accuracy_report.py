@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from jaxfp8._ops import int8_compute
 from jaxfp8._value import tables
 from jaxfp8._value.accuracy import Comparison, Error
 from jaxfp8._value.spec import Shape
@@ -45,6 +46,23 @@ class OperandError:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SecondRounding:
+    """Additional error of an FP8 weight from `compute="int8"`.
+
+    Attributes:
+      error: of the weight in int8, against the weight in FP8.
+      lines: the number of lines, each with a scale in int8.
+      lossy_lines: the number of lines with more than 10 % of the values becoming 0.
+      worst: the largest share of values of a line that become 0.
+    """
+
+    error: Error
+    lines: int
+    lossy_lines: int
+    worst: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerError:
     """The error of one layer in 8 bits, on its own inputs.
 
@@ -58,6 +76,7 @@ class LayerError:
         of all roundings, unless the note of the report says otherwise.
       weight, activation: errors of its operands. None if the operand is not in 8 bits or its
         float values are unknown.
+      second: additional error of the weight in int8; None if it is multiplied as stored.
     """
 
     path: str
@@ -68,6 +87,7 @@ class LayerError:
     output: Error
     weight: OperandError | None
     activation: OperandError | None
+    second: SecondRounding | None = None
 
     @property
     def sqnr(self) -> float:
@@ -130,7 +150,7 @@ class AccuracyReport:
 
     def _table(self) -> tuple[str, Any, Any, list[str]]:
         wide = self.keep_wide
-        footer = [_LEGEND]
+        footer = [_LEGEND, *_second_roundings(self.rows)]
         if wide:
             footer.append(f"better kept wide: {', '.join(wide)}")
         return self._title(), _HEAD, [_cells(rows) for rows in _alike(self.rows, wide)], footer
@@ -185,3 +205,24 @@ def _span(values: Sequence[float], form: str, form_of_several: str = "") -> str:
         return f"{high:{form}}"
     form = form_of_several or form
     return f"{low:{form}}..{high:{form}}"
+
+
+def _second_roundings(rows: tuple[LayerError, ...]) -> list[str]:
+    """The error of the second rounding to int8, and the layers with many values set to 0."""
+    seconds = [(row.path, row.second) for row in rows if row.second is not None]
+    if not seconds:
+        return []
+    errors = [second.error.relative_l2 for _, second in seconds]
+    cost = (
+        "FP8 weights are rounded once more, to int8: a relative error of "
+        f"{statistics.median(errors):.2g} in the median layer, {max(errors):.2g} in the worst, on "
+        "top of that of FP8"
+    )
+    share = f"{int8_compute.MANY_LOST:.0%}"
+    lossy = [
+        f"{path}: int8 sets more than {share} of the values to 0 in {second.lossy_lines} of "
+        f"{second.lines} lines of its weight (at most {second.worst:.0%})"
+        for path, second in seconds
+        if second.lossy_lines
+    ]
+    return [cost, *lossy]

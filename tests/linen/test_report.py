@@ -209,3 +209,13 @@ def test_layers_that_where_leaves_out_are_wide_in_the_baseline():
     assert [row.path for row in report.rows] == ["up"]
     both = jaxfp8.linen.report(model, variables, X)
     assert report.total.sqnr > both.total.sqnr
+
+
+def test_a_second_rounding_is_measured():
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.FP8_AS_INT8)
+    rows = {row.path: row for row in report.rows}
+    w = VARIABLES["params"]["up"]["kernel"]
+    held = jaxfp8.dequantize(jaxfp8.FP8_W8A16.quantize_weight(w, (0,)))
+    once_more = jaxfp8.dequantize(jaxfp8.quantize(held, jnp.int8, channelwise_axes=(1,)))
+    assert rows["up"].second.error.sqnr == pytest.approx(decibels(held, once_more), abs=0.05)
+    assert "rounded once more, to int8" in str(report)

@@ -271,6 +271,27 @@ def test_a_recipe_is_compared_with_floats_though_the_model_trains_in_fp8():
     assert got.total.sqnr == pytest.approx(want.total.sqnr)
 
 
+def test_a_second_rounding_is_measured_and_lossy_lines_are_named():
+    made = model()
+    kernel = made.last.kernel[...]
+    made.last.kernel[...] = kernel.at[0, 2].set(100 * jnp.abs(kernel).max())
+    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_AS_INT8)
+    rows = {row.path: row for row in report.rows}
+    held = jaxfp8.dequantize(jaxfp8.FP8_W8A16.quantize_weight(made.first.kernel[...], (0,)))
+    once_more = jaxfp8.dequantize(jaxfp8.quantize(held, jnp.int8, channelwise_axes=(1,)))
+    second = rows["first"].second
+    assert second.error.sqnr == pytest.approx(decibels(held, once_more), abs=0.05)
+    assert (second.lines, second.lossy_lines) == (64, 0)
+    assert (rows["last"].second.lines, rows["last"].second.lossy_lines) == (8, 1)
+    assert "last: int8 sets more than 10% of the values to 0 in 1 of 8 lines" in str(report)
+    eight_bit = nnx.clone(made)
+    jaxfp8.nnx.quantize(eight_bit, jaxfp8.FP8_AS_INT8)
+    with pytest.warns(UserWarning, match="rounding of weights"):
+        alone = {row.path: row for row in jaxfp8.nnx.report(eight_bit, X).rows}
+    assert alone["first"].second == second and alone["first"].weight is None
+    assert jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_DYNAMIC).rows[0].second is None
+
+
 def test_alike_layers_are_one_line_with_the_least_and_the_largest_figure(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     made = nnx.Sequential(*(nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(3)))
