@@ -41,7 +41,7 @@ test: setup-latest  ## the suite on the oldest JAX, then a part of it on the new
 	$(call suite,.venv,--old-emitters); note $$?; \
 	$(call suite,.venv,-m same_bits); note $$?; \
 	if [ -x .venv-latest/bin/pytest ]; then \
-	  $(call suite,.venv-latest,--one-case --share 4 -m "not gpu and not any_jax and not slow"); note $$?; \
+	  $(call suite,.venv-latest,--one-case --share 6 -m "not gpu and not any_jax and not slow"); note $$?; \
 	fi; [ $$ran = 1 ] && [ $$failed = 0 ]
 
 test-quick: setup  ## one case of every other test, on the oldest JAX, in five minutes

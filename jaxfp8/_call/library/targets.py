@@ -77,7 +77,8 @@ def platform() -> str:
     target = given()
     if target is not None:
         return target.platform
-    device = jax.config.jax_default_device or jax.default_backend()
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined] # made at run time
+    device = chosen or jax.default_backend()
     name = getattr(device, "platform", device)
     return _NAMES.get(name, name)
 
