@@ -40,6 +40,9 @@ class Kind(NamedTuple):
     decode: str = ""
 
 
+# Modules of ModelOpt, beside "experts.up_proj": "experts.up_proj_weight_quantizer._amax".
+OF_QUANTIZER = "_weight_quantizer"
+
 # Beside "layer.weight"; optimum-quanto writes "layer.weight._data" for it.
 _WHOLE: dict[str, Kind] = {
     "weight_scale": Kind(SCALE, "weight"),
@@ -175,7 +178,7 @@ def looks_like_scale_of(name: str, other: str) -> bool:
     own, ending = last(name), last(other)
     if is_for_cache(other) or kind(ending).role in OF_ACTIVATIONS:
         return False
-    if other.startswith(f"{name}."):
+    if other.startswith((f"{name}.", f"{name}{OF_QUANTIZER}.")):
         return True
     words = _PARTING.split(ending.lower().strip("._:"))
     rest = [word for word in words if not _SCALE_WORD.fullmatch(word)]

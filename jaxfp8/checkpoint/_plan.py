@@ -208,7 +208,9 @@ class _Planning:
         if not is_codes and not (entry.code in _WORDS and "weight" in _names.last(entry.name)):
             return None
         beside = self._by_module
-        others = [*beside[_names.module_of(entry.name)], *beside.get(entry.name, ())]
+        modules = (entry.name, f"{entry.name}{_names.OF_QUANTIZER}")
+        others = [*beside[_names.module_of(entry.name)]]
+        others += (name for module in modules for name in beside.get(module, ()))
         like = _names.looks_like_scale_of
         return next((n for n in others if n != entry.name and like(entry.name, n)), None)
 

@@ -138,7 +138,7 @@ def test_codes_beside_what_looks_like_their_scale_are_no_array(tmp_path, other, 
         checkpoint.load(path)
 
 
-@pytest.mark.parametrize("ending", ["amax", "weight_amax"])
+@pytest.mark.parametrize("ending", ["amax", "weight_amax", "weight_quantizer._amax"])
 def test_unscaled_takes_no_scale_of_stacked_experts_away(tmp_path, ending):
     path = folder(tmp_path / "m", {"e.up": codes((2, 8, 4)), f"e.up_{ending}": scales(())})
     with pytest.raises(CheckpointError, match=f"'e.up_{ending}' looks like one"):
