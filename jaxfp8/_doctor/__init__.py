@@ -24,15 +24,7 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "ml_dtypes", "flax")
 
 # The simplest product: a platform without it has no kernels.
-_SIDE = OperandSpec(
-    dtype="int8",
-    shape=(1, 1),
-    contracting=(1,),
-    batch=(),
-    tiles=(1, 1),
-    scale=False,
-    zero_point=False,
-)
+_SIDE = OperandSpec.unscaled("int8", (1, 1), contracting=(1,))
 _SAMPLE = ScaledDotSpec(lhs=_SIDE, rhs=_SIDE, epilogue=EpilogueSpec(out_dtype="int32"))
 
 # The GPU of the reported routes on a machine without one.

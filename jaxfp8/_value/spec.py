@@ -75,6 +75,21 @@ class OperandSpec:
     sums: bool = False
     scale_exponents: bool = False
 
+    @classmethod
+    def unscaled(
+        cls, dtype: str, shape: Shape, contracting: Shape, batch: Shape = ()
+    ) -> OperandSpec:
+        """A side without a scale or a zero point."""
+        return cls(
+            dtype=dtype,
+            shape=shape,
+            contracting=contracting,
+            batch=batch,
+            tiles=shape,
+            scale=False,
+            zero_point=False,
+        )
+
     @property
     def free(self) -> Shape:
         """Axes neither contracted nor batch, in order."""

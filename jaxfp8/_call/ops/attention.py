@@ -169,19 +169,8 @@ def _cache_side(spec: AttentionSpec, *, by_token: bool, summed: int) -> OperandS
     order = (0, 2, 1, 3) if by_token else (0, 1, 2, 3)
     shape = (spec.texts, spec.heads, spec.tokens, spec.width)
     stored = tuple(shape[axis] for axis in order)
-    return _side(spec.cache, stored, order.index(summed), order.index(1))
-
-
-def _side(dtype: str, shape: Shape, summed: int, heads: int) -> OperandSpec:
-    return OperandSpec(
-        dtype=dtype,
-        shape=shape,
-        contracting=(summed,),
-        batch=(0, heads),
-        tiles=shape,
-        scale=False,
-        zero_point=False,
-    )
+    batch = (0, order.index(1))
+    return OperandSpec.unscaled(spec.cache, stored, (order.index(summed),), batch)
 
 
 def _dot(rows: jax.Array, cache: jax.Array, side: OperandSpec, out_dtype: str) -> jax.Array:
@@ -194,7 +183,8 @@ def _dot(rows: jax.Array, cache: jax.Array, side: OperandSpec, out_dtype: str) -
         # XLA on a CPU has no float32 sums of bfloat16 for some shapes.
         y = lax.platform_dependent(rows, cache, cuda=narrow, default=lambda *xs: narrow(*_wide(xs)))
         return y.astype(out_dtype)
-    lhs, epilogue = _side("bfloat16", rows.shape, 3, 1), EpilogueSpec(out_dtype=out_dtype)
+    lhs = OperandSpec.unscaled("bfloat16", rows.shape, (3,), (0, 1))
+    epilogue = EpilogueSpec(out_dtype=out_dtype)
     return scaled_dot(ScaledDotSpec(lhs=lhs, rhs=side, epilogue=epilogue), lhs=rows, rhs=cache)[0]
 
 

@@ -117,14 +117,8 @@ def _has_few_rows(eqn: Equation) -> bool:
 def _spec_of_floats(op: Op) -> ScaledDotSpec:
     numbers = zip(*op.params["dimension_numbers"], strict=True)
     lhs, rhs = (
-        OperandSpec(
-            dtype="bfloat16",
-            shape=value.shape,
-            contracting=tuple(map(int, contracting)),
-            batch=tuple(map(int, batch)),
-            tiles=value.shape,
-            scale=False,
-            zero_point=False,
+        OperandSpec.unscaled(
+            "bfloat16", value.shape, tuple(map(int, contracting)), tuple(map(int, batch))
         )
         for value, (contracting, batch) in zip(op.inputs, numbers, strict=True)
     )
