@@ -28,7 +28,7 @@ from jaxfp8._bench._measure import Contender, Missing, attempt
 
 FLOATS = "XLA bf16"
 _WHOLE = P()
-# The split of a weight [N, K]: layers that begin a pair, and layers that end it.
+# The split of a weight [N, K]: first layers of a pair, then second ones.
 _SPLITS = {name: P("m", "d") for name in ("query", "key", "value", "gate", "up")}
 _SPLITS |= {name: P("d", "m") for name in ("out", "down")}
 _HEADS = P(None, "m", None, None)  # of a cache

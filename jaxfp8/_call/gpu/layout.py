@@ -1,4 +1,4 @@
-"""Which axes of a scaled dot become one axis on a GPU, and in which order they lie in memory.
+"""Merged axes of a scaled dot on a GPU, and their order in memory.
 
 Axes of a side are grouped: one or two groups of the batch, then the free axes, then the contracted
 ones. Weights are read as they are stored where their groups are contiguous there; any other side

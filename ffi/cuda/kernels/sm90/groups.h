@@ -7,9 +7,9 @@
 //   | unit 0 | 1     | 2 | 3      | 4    | | unit 0 | 3   | 4 | 1     | 2  | 5     |   row units
 //
 // Each entry, a group or a rest, consists of row units of its own, of which the last may have fewer
-// rows. Units of a group multiply and those of a rest store zeros. All that multiply come first, so
-// that CTAs which take units in turn have about as much to do. A CTA meets its units in
-// ascending order, so it finds their entries by going through the sizes once.
+// rows. Units of a group multiply and come first; those of a rest store zeros. CTAs take units in
+// turn, and so share the work about equally. A CTA meets its units in ascending order, and finds
+// their entries in one pass over the sizes.
 //
 // The contracted axis, lhs [M, K] and rhs [N, K], out [G, M, N]:
 //
