@@ -206,10 +206,13 @@ __device__ __forceinline__ void Multiply(const Value (&lhs)[kStep][kPitch],
   }
 }
 
+// Not inlined: a thread stores eight quads, and eight copies double the compile time.
 template <typename Sum>
-__device__ __forceinline__ uint32_t StoreSums(const GeneralArguments& g, const Quad& q,
-                                              float row_scale, const float (&column_scale)[4],
-                                              const Sum* sums) {
+__device__ __noinline__ uint32_t StoreSums(const GeneralArguments& g, Quad q, float row_scale,
+                                           float4 column_scales, Sum s0, Sum s1, Sum s2, Sum s3) {
+  const float column_scale[4] = {column_scales.x, column_scales.y, column_scales.z,
+                                 column_scales.w};
+  const Sum sums[4] = {s0, s1, s2, s3};
   const Elementwise& ew = g.elementwise;
   float y[4], bias[4] = {}, out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
 #pragma unroll
@@ -237,17 +240,15 @@ __device__ __forceinline__ void StoreTile(const GeneralArguments& g, int64_t b, 
   for (int half = 0; half < 2; ++half) {
     const int64_t c = first_column + half * 32 + threadIdx.x % 8 * 4;
     const int count = static_cast<int>(max(min(g.rhs.lines - c, int64_t{4}), int64_t{0}));
-    float column_scale[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      column_scale[i] = i < count ? ScaleAfter(g.rhs, b, c + i) : 1.0f;
-    }
+    const auto scale = [&](int i) { return i < count ? ScaleAfter(g.rhs, b, c + i) : 1.0f; };
+    const float4 column_scales = make_float4(scale(0), scale(1), scale(2), scale(3));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Quad q{b, first_row + threadIdx.x / 8 * 4 + i, c, count};
       if (q.r >= g.lhs.lines || count == 0) continue;
+      const Sum* s = &sums[i][4 * half];
       const uint32_t seen =
-          StoreSums(g, q, ScaleAfter(g.lhs, b, q.r), column_scale, &sums[i][4 * half]);
+          StoreSums(g, q, ScaleAfter(g.lhs, b, q.r), column_scales, s[0], s[1], s[2], s[3]);
       largest = max(largest, seen);
       if (g.elementwise.amax_kind == AmaxKind::kPerRow) {
         atomicMax(g.elementwise.amax + g.elementwise.amax_plane.At(b, q.r, 0), seen);
@@ -258,7 +259,8 @@ __device__ __forceinline__ void StoreTile(const GeneralArguments& g, int64_t b, 
 }
 
 template <typename Sum>
-__global__ void __launch_bounds__(kGeneralThreads) RunGeneral(const GeneralArguments g) {
+__global__ void __launch_bounds__(kGeneralThreads)
+    RunGeneral(const __grid_constant__ GeneralArguments g) {
   using Value = typename Arithmetic<Sum>::Value;
   __shared__ __align__(16) Value lhs[kStep][kPitch];
   __shared__ __align__(16) Value rhs[kStep][kPitch];
