@@ -15,26 +15,6 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// The A operands of two steps.
-using TwoSteps = uint32_t[2][2][4];
-
-// The weights of 32 of K.
-//   pair  of steps, of the two in half a stage
-template <class D, bool kMnMajor>
-__device__ __forceinline__ void DecodeBlock(const Arguments& a, const Codes& codes, bool special,
-                                            int pair, const ColumnFactors& params, TwoSteps& to) {
-  if ((D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points)) {
-    DecodeTwoSteps<D, kMnMajor, true>(codes, pair, params, a.sign_flip, to);
-  } else {
-    DecodeTwoSteps<D, kMnMajor, false>(codes, pair, params, a.sign_flip, to);
-  }
-  if constexpr (D::kFlagsNaN) {
-    if (special) InsertNaN<D, kMnMajor>(codes, to[0]);
-  }
-#pragma unroll
-  for (int i = 0; i < 16; ++i) PinRegister(to[i / 8][i / 4 % 2][i % 4]);
-}
-
 // Begins the products of 32 of K for a fragment of columns.
 template <DType kWide, int kRowFragments>
 __device__ __forceinline__ void BeginBlock(const TwoSteps& fragments, int m, uint32_t activations,

@@ -125,10 +125,13 @@ __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t*
 //      +---- wgmma.m64nNk16, N = 8 * kRowFragments ----+
 //            acc += A * B, asynchronously: the next two steps are decoded meanwhile
 
+// The A operands of two steps.
+using TwoSteps = uint32_t[2][2][4];
+
 template <class D, bool kMnMajor, bool kFullDecode>
 __device__ __forceinline__ void DecodeTwoSteps(const Codes& codes, int pair,
                                                const ColumnFactors& params, uint32_t sign_flip,
-                                               uint32_t (&fragments)[2][2][4]) {
+                                               TwoSteps& fragments) {
 #pragma unroll
   for (int in_pair = 0; in_pair < 2; ++in_pair) {
     DecodeStep<D, kMnMajor, kFullDecode>(codes.values[2 * pair + in_pair], params, sign_flip,
@@ -145,6 +148,25 @@ __device__ __forceinline__ void InsertNaN(const Codes& codes, uint32_t (&fragmen
   for (int i = 0; i < 8; ++i) fragments[i / 4][i % 4] |= nan[i / 4][i % 4];
 }
 
+// The weights of 32 of K.
+//   pair  of steps, of the two in half a stage
+template <class D, bool kMnMajor>
+__device__ __forceinline__ void DecodeBlock(const Arguments& a, const Codes& codes, bool special,
+                                            int pair, const ColumnFactors& params, TwoSteps& to) {
+  if ((D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points)) {
+    DecodeTwoSteps<D, kMnMajor, true>(codes, pair, params, a.sign_flip, to);
+  } else {
+    DecodeTwoSteps<D, kMnMajor, false>(codes, pair, params, a.sign_flip, to);
+  }
+  if constexpr (D::kFlagsNaN) {
+    if (special) InsertNaN<D, kMnMajor>(codes, to[0]);
+  }
+  // The fragments must be complete here. Computed between the wgmma instructions, they would make
+  // each instruction wait.
+#pragma unroll
+  for (int i = 0; i < 16; ++i) PinRegister(to[i / 8][i / 4 % 2][i % 4]);
+}
+
 // acc += the products of a stage, two steps per pass: the tensor cores work on one pair of steps
 // while the next pair is decoded.
 template <class D, DType kWide, bool kMnMajor, int kRowFragments>
@@ -157,23 +179,10 @@ __device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uin
   for (int half = 0; half < 2; ++half) {
     const Codes codes = LoadCodes<kMnMajor, Order::kWgmma>(weights, threadIdx.x, half);
     const bool special = WarpHasSpecials<D>(codes);
-    const bool full_decode =
-        (D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points);
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      uint32_t fragments[2][2][4];
-      if (full_decode) {
-        DecodeTwoSteps<D, kMnMajor, true>(codes, pair, params, a.sign_flip, fragments);
-      } else {
-        DecodeTwoSteps<D, kMnMajor, false>(codes, pair, params, a.sign_flip, fragments);
-      }
-      if constexpr (D::kFlagsNaN) {
-        if (special) InsertNaN<D, kMnMajor>(codes, fragments[0]);
-      }
-      // The fragments must be complete here. Computed between the wgmma instructions, they would
-      // make each instruction wait.
-#pragma unroll
-      for (int i = 0; i < 16; ++i) PinRegister(fragments[i / 8][i / 4 % 2][i % 4]);
+      TwoSteps fragments;
+      DecodeBlock<D, kMnMajor>(a, codes, special, pair, params, fragments);
       WgmmaFence();
 #pragma unroll
       for (int in_pair = 0; in_pair < 2; ++in_pair) {
