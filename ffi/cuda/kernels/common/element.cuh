@@ -181,4 +181,29 @@ Result Visit(Value value, Result otherwise, F&& f) {
   return result;
 }
 
+#ifdef __CUDACC__
+
+// The same in device code, for any dtype of values.
+template <typename F>
+__device__ __forceinline__ void WithType(DType type, F&& run) {
+  switch (type) {
+    case DType::kF32:
+      return run.template operator()<DType::kF32>();
+    case DType::kBF16:
+      return run.template operator()<DType::kBF16>();
+    case DType::kF16:
+      return run.template operator()<DType::kF16>();
+    case DType::kE4M3:
+      return run.template operator()<DType::kE4M3>();
+    case DType::kE5M2:
+      return run.template operator()<DType::kE5M2>();
+    case DType::kS8:
+      return run.template operator()<DType::kS8>();
+    default:
+      return run.template operator()<DType::kU8>();
+  }
+}
+
+#endif  // __CUDACC__
+
 }  // namespace jaxfp8::cuda

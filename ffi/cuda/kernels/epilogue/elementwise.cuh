@@ -130,22 +130,7 @@ __device__ __forceinline__ void StoreAs(const Elementwise& ew, const Quad& q, co
 }
 
 __device__ __forceinline__ void Store(const Elementwise& ew, const Quad& q, const float (&y)[4]) {
-  switch (ew.out_plane.dtype) {
-    case DType::kF32:
-      return StoreAs<DType::kF32>(ew, q, y);
-    case DType::kBF16:
-      return StoreAs<DType::kBF16>(ew, q, y);
-    case DType::kF16:
-      return StoreAs<DType::kF16>(ew, q, y);
-    case DType::kE4M3:
-      return StoreAs<DType::kE4M3>(ew, q, y);
-    case DType::kE5M2:
-      return StoreAs<DType::kE5M2>(ew, q, y);
-    case DType::kS8:
-      return StoreAs<DType::kS8>(ew, q, y);
-    default:
-      return StoreAs<DType::kU8>(ew, q, y);
-  }
+  WithType(ew.out_plane.dtype, [&]<DType kOut>() { StoreAs<kOut>(ew, q, y); });
 }
 
 // Stores an int32 output: the accumulators themselves, modulo 2^32.

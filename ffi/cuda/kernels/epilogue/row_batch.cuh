@@ -128,22 +128,7 @@ __device__ __forceinline__ void StoreRowsAs(const Elementwise& ew, const RowCurs
 
 __device__ __forceinline__ void StoreRows(const Elementwise& ew, const RowCursor& cursor,
                                           int valid_rows, const RowBatch& y) {
-  switch (ew.out_plane.dtype) {
-    case DType::kF32:
-      return StoreRowsAs<DType::kF32>(ew, cursor, valid_rows, y);
-    case DType::kBF16:
-      return StoreRowsAs<DType::kBF16>(ew, cursor, valid_rows, y);
-    case DType::kF16:
-      return StoreRowsAs<DType::kF16>(ew, cursor, valid_rows, y);
-    case DType::kE4M3:
-      return StoreRowsAs<DType::kE4M3>(ew, cursor, valid_rows, y);
-    case DType::kE5M2:
-      return StoreRowsAs<DType::kE5M2>(ew, cursor, valid_rows, y);
-    case DType::kS8:
-      return StoreRowsAs<DType::kS8>(ew, cursor, valid_rows, y);
-    default:
-      return StoreRowsAs<DType::kU8>(ew, cursor, valid_rows, y);
-  }
+  WithType(ew.out_plane.dtype, [&]<DType kOut>() { StoreRowsAs<kOut>(ew, cursor, valid_rows, y); });
 }
 
 // The largest value of kLanes neighbouring lanes.

@@ -85,22 +85,7 @@ __device__ __forceinline__ void LoadAs(const StridedOperand& o, int64_t at, int6
 template <typename Value>
 __device__ __forceinline__ void LoadValues(const StridedOperand& o, int64_t at, int64_t count,
                                            Run<Value>& run) {
-  switch (o.side.dtype) {
-    case DType::kS8:
-      return LoadAs<DType::kS8>(o, at, count, run);
-    case DType::kU8:
-      return LoadAs<DType::kU8>(o, at, count, run);
-    case DType::kE4M3:
-      return LoadAs<DType::kE4M3>(o, at, count, run);
-    case DType::kE5M2:
-      return LoadAs<DType::kE5M2>(o, at, count, run);
-    case DType::kBF16:
-      return LoadAs<DType::kBF16>(o, at, count, run);
-    case DType::kF16:
-      return LoadAs<DType::kF16>(o, at, count, run);
-    default:
-      return LoadAs<DType::kF32>(o, at, count, run);
-  }
+  WithType(o.side.dtype, [&]<DType kType>() { LoadAs<kType>(o, at, count, run); });
 }
 
 template <typename Value>
