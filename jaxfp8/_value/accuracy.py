@@ -99,11 +99,11 @@ def error(exact: Any, got: Any, name: str = "") -> Error:
     )
 
 
-def pooled(errors: Iterable[Error], name: str = "") -> Error:
+def pooled(errors: Iterable[Error]) -> Error:
     """The error of several arrays together."""
     errors = tuple(errors)
     return Error(
-        name=name,
+        name="",
         signal=sum(e.signal for e in errors),
         noise=sum(e.noise for e in errors),
         max_abs=max((e.max_abs for e in errors), default=0.0),

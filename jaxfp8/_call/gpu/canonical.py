@@ -121,17 +121,12 @@ class _Side:
         if any(tiles[b] != math.prod(old.sizes(groups[b])) for b in batch):
             tiles[:FREE] = [_EACH for b in batch]
         repeated = tuple(a for g, t in zip(groups, tiles, strict=True) if t == _EACH for a in g)
-        new = OperandSpec(
-            dtype=old.dtype,
+        new = dataclasses.replace(
+            old,
             shape=tuple(math.prod(old.sizes(groups[g])) for g in order),
             contracting=(order.index(len(groups) + DEPTH),),
             batch=tuple(order.index(b) for b in batch),
             tiles=tuple(max(tiles[g], 1) for g in order),
-            scale=old.scale,
-            zero_point=old.zero_point,
-            scale_rounded=old.scale_rounded,
-            sums=old.sums,
-            scale_exponents=old.scale_exponents,
         )
         return cls(old, groups, order, new, repeated)
 

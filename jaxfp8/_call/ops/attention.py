@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.ops.dot import scaled_dot
-from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.ops.eager import run_compiled, transform_as
 from jaxfp8._value import compat
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape, is_known
 
@@ -203,24 +203,7 @@ def _masked(spec: AttentionSpec, scores: jax.Array, given: dict[str, jax.Array])
     return jnp.where(lengths > 0, scores, 0.0) if spec.equal_if_empty else scores
 
 
-def _batch(
-    operands: tuple[Any, ...], axes: tuple[Any, ...], **params: Any
-) -> tuple[jax.Array, int]:
-    return jax.vmap(functools.partial(by_dots, **params), axes)(*operands), 0
-
-
-def _jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], **params: Any) -> tuple[Any, Any]:
-    moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def by_moving(*moving: Any) -> jax.Array:
-        given = dict(enumerate(primals)) | dict(zip(moved, moving, strict=True))
-        return by_dots(*given.values(), **params)
-
-    return jax.jvp(by_moving, [primals[i] for i in moved], [tangents[i] for i in moved])
-
-
-ad.primitive_jvps[attention_p] = _jvp
-batching.primitive_batchers[attention_p] = _batch
+transform_as(attention_p, by_dots)
 
 
 # Lowering

@@ -11,7 +11,6 @@ Order of this file: choice of products, primitive, its rules, lowering.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -20,14 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxfp8._call.gpu import asked, canonical, xla_products
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.ops import lowering, remat
 from jaxfp8._call.ops.dot import scaled_dot, scaled_dot_p, transpose_rule
-from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.ops.eager import run_compiled, transform_as
 from jaxfp8._value import compat
 from jaxfp8._value.spec import ScaledDotSpec, Shape, is_known
 
@@ -180,34 +179,14 @@ def _abstract_eval(
     return [outs[0].update(dtype=jnp.dtype(multiplied))] if multiplied else outs
 
 
-def _batch(
-    operands: tuple[Any, ...], axes: tuple[Any, ...], **params: Any
-) -> tuple[list[Any], list[int]]:
-    outs = jax.vmap(functools.partial(_separate, **params), axes)(*operands)
-    return outs, [0] * len(outs)
-
-
-def _jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...], **params: Any
-) -> tuple[list[Any], list[Any]]:
-    moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def apart(*moving: Any) -> list[jax.Array]:
-        given = dict(enumerate(primals)) | dict(zip(moved, moving, strict=True))
-        return _separate(*given.values(), **params)
-
-    return jax.jvp(apart, [primals[i] for i in moved], [tangents[i] for i in moved])
-
-
 def _transpose(cotangents: list[Any], *operands: Any, **params: Any) -> list[Any]:
-    assert not params["multiplied"], "only dots are linear; `_jvp` takes the product apart"
+    assert not params["multiplied"], "only dots are linear; `transform_as` takes the product apart"
     dots = zip(cotangents, _each(params["specs"], params["split"], operands), strict=True)
     return [x for ct, (own, (values,)) in dots for x in transpose_rule([ct], *values, **own)]
 
 
-ad.primitive_jvps[joint_dots_p] = _jvp
+transform_as(joint_dots_p, _separate)
 ad.primitive_transposes[joint_dots_p] = _transpose
-batching.primitive_batchers[joint_dots_p] = _batch
 remat.count_as_dots(joint_dots_p, lambda *_, specs, **__: map(remat.scaled_dot, specs))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax.typing import DTypeLike
 
 from jaxfp8._rewrite.ir import casts, constants, graph
 from jaxfp8._rewrite.ir import tiles as _tiles
@@ -92,10 +91,10 @@ def constant(number: float, shape: Shape) -> Factor:
     return Factor(graph.literal(number, np.float32), ()).at(shape)
 
 
-def combine(factors: Factors, shape: Shape, dtype: DTypeLike = np.float32) -> Factor:
-    """The product of one or more factors, as one factor of `dtype`."""
+def combine(factors: Factors, shape: Shape) -> Factor:
+    """The product of one or more factors, as one factor in float32."""
     tiles = _tiles.common(shape, [f.tiles for f in factors])
-    smalls = [casts.cast(refine(f, shape, tiles), dtype) for f in factors]
+    smalls = [casts.cast(refine(f, shape, tiles), np.float32) for f in factors]
     total = functools.reduce(graph.multiply, smalls)
     return Factor(fill(total, tile_counts(shape, tiles)), tiles)
 
