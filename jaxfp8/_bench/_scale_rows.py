@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from jaxfp8._bench import _rows
 from jaxfp8._bench._case import Measured
 from jaxfp8._bench._measure import Missing
-from jaxfp8._bench._profile import Kernel
 from jaxfp8._bench._run import Screen
 from jaxfp8._bench._scale import FLOATS, named
 from jaxfp8._value import tables
@@ -81,8 +80,5 @@ def share_of_collectives(measured: Measured, name: str) -> float | None:
     kernels = measured.profiles.get(name)
     if not kernels or isinstance(kernels, Missing):
         return None
-    return sum(k.seconds for k in kernels if _sends(k)) / sum(k.seconds for k in kernels)
-
-
-def _sends(kernel: Kernel) -> bool:
-    return bool(_COLLECTIVE.search(kernel.name) or _COLLECTIVE.search(kernel.op))
+    sent = (k for k in kernels if _COLLECTIVE.search(k.name) or _COLLECTIVE.search(k.op))
+    return sum(k.seconds for k in sent) / sum(k.seconds for k in kernels)

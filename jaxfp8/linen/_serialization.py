@@ -32,10 +32,6 @@ def _from_state_dict(q: QArray, state: Any) -> QArray:
     return dataclasses.replace(q, **restored)
 
 
-def _stored_state(view: TransposedArray) -> dict[str, Any]:
-    return _to_state_dict(view.stored)
-
-
 def _view_of_state(view: TransposedArray, state: Any) -> TransposedArray:
     """A view, in its order, of the stored arrays of a state dictionary."""
     return dataclasses.replace(view, stored=_from_state_dict(view.stored, state))
@@ -58,7 +54,7 @@ def register() -> None:
     """Tells Flax about `QArray`, once."""
     serialization.register_serialization_state(PreparedArray, _refuse, _refuse, override=True)
     serialization.register_serialization_state(
-        TransposedArray, _stored_state, _view_of_state, override=True
+        TransposedArray, lambda view: _to_state_dict(view.stored), _view_of_state, override=True
     )
     serialization.register_serialization_state(
         QArray, _to_state_dict, _from_state_dict, override=True

@@ -2,8 +2,7 @@
 //
 //   x            a thread holds kRowsPerThread consecutive rows of 16 bytes
 //   scales       of 1 x 128 or 128 x 128 tiles, computed here; or known, and then the block can
-//   also
-//                raise the amax of the whole tensor
+//                also raise the amax of the whole tensor
 //   codes        stored from registers
 //   transposed   the same codes through shared memory (common/transpose.cuh), stored as
 //                [columns, rows]
