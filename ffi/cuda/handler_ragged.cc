@@ -9,8 +9,12 @@
 //               [rows / lhs_tiles[0], K / lhs_tiles[1]], where rows are those of all groups. If
 //               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]], of which there
 //               is one beside groups of K. If `rhs_zero_point`, int32 of the shape of rhs_scale
-//   results     out: bfloat16, float16 or float32
+//               For groups of rows, `rows` those of all groups, if the attribute says so:
+//               `residual`, a wide float [rows or 1, N or 1]; `bias`, float32 [G or 1, N or 1];
+//               `out_scale`, float32 [rows or 1, N or 1]
+//   results     out, of `out_dtype`. If `amax`, float32 [1, 1]
 //   attributes  lhs_scale, rhs_scale, rhs_zero_point: bool; lhs_tiles, rhs_tiles: two i64 each
+//               residual, bias, out_scale, amax: bool; activation, out_dtype: string
 //               rhs_mn_major: bool, rhs is [G, K, N], and its factors [G or 1, K, N] likewise
 //               precision: "default", or "highest" without fast sums of FP8
 //               kernel: the path to take, "" for the best
@@ -39,6 +43,11 @@
 namespace jaxfp8::cuda {
 namespace {
 
+// The operands and the result of the epilogue that a call has.
+struct Given {
+  bool residual = false, bias = false, out_scale = false, amax = false;
+};
+
 struct KnownRagged {
   Planned planned;
 };
@@ -47,8 +56,31 @@ struct RaggedCall {
   Problem problem;
   Dims lhs_tiles, rhs_tiles;
   bool mn_major = false;  // rhs
+  Given given;
   std::string_view kernel;
 };
+
+Status ReadEpilogue(Reader& read, RaggedCall& call) {
+  std::string_view activation, out_dtype;
+  read("residual", call.given.residual);
+  read("bias", call.given.bias);
+  read("out_scale", call.given.out_scale);
+  read("amax", call.given.amax);
+  read("activation", activation);
+  read("out_dtype", out_dtype);
+  JAXFP8_RETURN_IF_ERROR(read.status());
+  call.problem.activation = ParseActivation(activation);
+  if (call.problem.activation == Activation::kUnknown) {
+    return "`activation` is `" + std::string(activation) + "`, but needs to be one of " +
+           std::string(kActivationNames);
+  }
+  const DType out = call.problem.out.dtype = ParseDType(out_dtype);
+  if (call.given.out_scale ? !IsEightBit(out) : !IsWideFloat(out)) {
+    return "`out_dtype` is `" + std::string(out_dtype) +
+           "`, but needs to be float32, bfloat16 or float16, or 8 bits beside `out_scale`";
+  }
+  return {};
+}
 
 Status ReadAttributes(ffi::Dictionary attributes, RaggedCall& call) {
   std::string_view precision;
@@ -61,7 +93,7 @@ Status ReadAttributes(ffi::Dictionary attributes, RaggedCall& call) {
   read("rhs_tiles", call.rhs_tiles);
   read("precision", precision);
   read("kernel", call.kernel);
-  JAXFP8_RETURN_IF_ERROR(read.status());
+  JAXFP8_RETURN_IF_ERROR(ReadEpilogue(read, call));
   if (precision != "default" && precision != "highest") {
     return "`precision` is `" + std::string(precision) + "`, not `default` or `highest`";
   }
@@ -86,8 +118,8 @@ Grouping GroupingOf(size_t lhs_rank, size_t rhs_rank, size_t sizes_rank) {
 // The problem of operands of the right ranks, without scales.
 Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
                   RaggedCall& call) {
-  if (operands.size() < 3 || results.size() != 1) {
-    return "it needs lhs, rhs and group_sizes, then scales, and one result";
+  if (operands.size() < 3 || results.empty()) {
+    return "it needs lhs, rhs and group_sizes, then scales, and a result";
   }
   const Buffer &lhs = operands[0], &rhs = operands[1], &sizes = operands[2];
   Problem& p = call.problem;
@@ -105,7 +137,7 @@ Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>
   p.lhs.free_stride = p.rhs.free_stride = p.depth, p.lhs.depth_stride = p.rhs.depth_stride = 1;
   if (call.mn_major) p.rhs.free_stride = 1, p.rhs.depth_stride = p.columns;
   p.rhs.batch_stride = contracted ? 0 : p.columns * p.depth;
-  p.out = {.dtype = results[0].dtype,
+  p.out = {.dtype = p.out.dtype,
            .batch_stride = contracted ? p.rows * p.columns : 0,
            .row_stride = p.columns,
            .column_stride = 1};
@@ -113,7 +145,6 @@ Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>
     return "the contracted axis has " + std::to_string(p.depth) +
            " values, but needs a multiple of " + std::to_string(sm90::kOperandAlignment);
   }
-  if (!IsWideFloat(p.out.dtype)) return "`out` needs to be float32, bfloat16 or float16";
   return {};
 }
 
@@ -136,11 +167,45 @@ void PlaceScales(RaggedCall& call, int64_t groups) {
   p.rhs.tiles = place(p.columns, call.rhs_tiles, /*has_groups=*/groups > 1, call.mn_major);
 }
 
+// Takes an array of the epilogue, of all or one of so many rows, and of the columns; the plane says
+// where its values lie.
+void TakePlane(BufferTaker& take, const char* name, DType dtype, int64_t rows, int64_t columns,
+               Plane& plane) {
+  const Dims given = take.NextShape();
+  const auto all_or_one = [&](size_t axis, int64_t all) {
+    return given.size() == 2 && given[axis] == 1 ? 1 : all;
+  };
+  const int64_t down = all_or_one(0, rows), across = all_or_one(1, columns);
+  const void* data = nullptr;
+  take(name, dtype, {down, across}, data);
+  plane = {
+      .dtype = dtype, .row_stride = down == 1 ? 0 : across, .column_stride = across == 1 ? 0 : 1};
+}
+
+// Takes the operands of the epilogue in their order.
+void TakeEpilogue(BufferTaker& operand, RaggedCall& call) {
+  Problem& p = call.problem;
+  if (call.given.residual) {
+    const DType type = operand.NextType();
+    TakePlane(operand, "residual", IsWideFloat(type) ? type : DType::kF32, p.rows, p.columns,
+              p.residual);
+  }
+  if (call.given.bias) {
+    Plane& bias = p.bias;
+    TakePlane(operand, "bias", DType::kF32, p.batch, p.columns, bias);
+    // Rows of the array are groups. One group may have one row.
+    bias.batch_stride = bias.row_stride, bias.row_stride = 0;
+  }
+  if (call.given.out_scale) {
+    TakePlane(operand, "out_scale", DType::kF32, p.rows, p.columns, p.out_scale);
+  }
+}
+
 // Checks all buffers against the shapes that those of lhs, rhs and sizes ask for.
 Status CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
                     RaggedCall& call) {
   using Shape = std::vector<int64_t>;
-  const Problem& p = call.problem;
+  Problem& p = call.problem;
   const bool masked = p.grouping == Grouping::kMasked;
   const bool contracted = p.grouping == Grouping::kContracted;
   const int64_t rows = masked ? p.rows / std::max<int64_t>(p.batch, 1) : p.rows;
@@ -160,13 +225,18 @@ Status CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffe
   operand("rhs", p.rhs.dtype, of_rhs(with_groups(!contracted, p.columns, p.depth)), data);
   operand("group_sizes", DType::kS32, {p.batch}, data);
   if (p.lhs.scale) operand("lhs_scale", DType::kF32, scales(p.rows, call.lhs_tiles), data);
-  const Dims last = operands.back().shape;  // of a factor of rhs, if it has one
+  const Dims last = operand.NextShape();  // of a factor of rhs, if it has one
   const int64_t groups = !contracted && !last.empty() && last[0] == p.batch ? p.batch : 1;
   const Shape of_one = scales(p.columns, call.rhs_tiles);
   const Shape factor = of_rhs({groups, of_one[0], of_one[1]});
   if (p.rhs.scale) operand("rhs_scale", DType::kF32, factor, data);
   if (p.rhs.zero_point) operand("rhs_zero_point", DType::kS32, factor, data);
+  TakeEpilogue(operand, call);
   result("out", p.out.dtype, with_groups(masked || contracted, rows, p.columns), data);
+  if (call.given.amax) {
+    result("amax", DType::kF32, {1, 1}, data);
+    p.amax.dtype = DType::kF32;
+  }
   PlaceScales(call, groups);
   JAXFP8_RETURN_IF_ERROR(operand.End("operands"));
   return result.End("results");
@@ -200,9 +270,13 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   if (p.lhs.scale) buffers.lhs_scale = static_cast<const float*>(operands[next++].data);
   if (p.rhs.scale) buffers.rhs_scale = static_cast<const float*>(operands[next++].data);
   if (p.rhs.zero_point) {
-    buffers.rhs_zero_point = static_cast<const int32_t*>(operands[next].data);
+    buffers.rhs_zero_point = static_cast<const int32_t*>(operands[next++].data);
   }
+  if (p.residual) buffers.residual = operands[next++].data;
+  if (p.bias) buffers.bias = static_cast<const float*>(operands[next++].data);
+  if (p.out_scale) buffers.out_scale = static_cast<const float*>(operands[next].data);
   buffers.out = results[0].data;
+  if (p.amax) buffers.amax = static_cast<float*>(results[1].data);
   JAXFP8_RETURN_IF_ERROR(planned.plan->Run(buffers, stream));
   Calls::Count(*planned.path);
   return {};

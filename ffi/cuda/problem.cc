@@ -206,13 +206,21 @@ Problem WithEvenGroups(const Problem& problem) {
 
 Status WhyNotGroups(const Problem& problem) {
   if (problem.batch < 1) return "there are no groups";
+  const bool contracted = problem.grouping == Grouping::kContracted;
   const bool epilogue = problem.residual || problem.bias || problem.out_scale || problem.amax ||
                         problem.activation != Activation::kNone;
-  if (epilogue) return "products of groups have no epilogue";
+  if (contracted && epilogue) return "groups along the contracted axis have no epilogue";
+  if (problem.bias.row_stride != 0) return "a group has one row of bias";
+  if (problem.residual.batch_stride != 0 || problem.out_scale.batch_stride != 0) {
+    return "`residual` and `out_scale` have rows of all groups, and no batch stride";
+  }
+  if (problem.amax.batch_stride != 0 || problem.amax.row_stride != 0 ||
+      problem.amax.column_stride != 0) {
+    return "`amax` is one for all groups";
+  }
   const auto has_batches = [](const Side& side) {
     return side.batch_stride != 0 || side.tiles.batch_stride != 0;
   };
-  const bool contracted = problem.grouping == Grouping::kContracted;
   if (has_batches(problem.lhs) ||
       (contracted ? has_batches(problem.rhs) : problem.out.batch_stride != 0)) {
     return "what the groups divide cannot have a batch stride";

@@ -85,7 +85,7 @@ struct Plane {
 // Groups whose sizes are known on the device alone.
 //
 // Of rows: group g is multiplied by batch index g of rhs. lhs and out have no batch stride; `rows`
-// counts the rows of all groups. Rows of no group are zeros.
+// counts the rows of all groups. Rows of no group have sums of 0, and no bias.
 // Of the contracted axis: batch index g of out is the sum over group g. lhs and rhs have no batch
 // stride; `depth` counts the values of all groups.
 enum class Grouping : uint8_t {

@@ -164,6 +164,32 @@ void CheckSwapped() {
          "and planes are read the other way");
 }
 
+// Rows of two groups, whose epilogue varies from group to group by its bias alone.
+void CheckGroups() {
+  cuda::Problem p;
+  p.batch = 2, p.rows = 6, p.columns = 8, p.depth = 16;
+  p.grouping = cuda::Grouping::kMasked;
+  p.lhs.dtype = DType::kBF16, p.rhs.dtype = DType::kE4M3;
+  p.rhs.batch_stride = 8 * 16;
+  p.out = {DType::kS8, 0, 8, 1}, p.residual = {DType::kBF16, 0, 8, 1};
+  p.out_scale = {DType::kF32, 0, 1, 0}, p.bias = {DType::kF32, 8, 0, 1};
+  p.amax.dtype = DType::kF32, p.activation = Activation::kSilu;
+  Expect(cuda::WhyNotGroups(p).ok(), "an epilogue of groups is taken");
+  const auto refused = [&](const char* why, auto change) {
+    cuda::Problem other = p;
+    change(other);
+    Expect(cuda::WhyNotGroups(other).message().find(why) != std::string::npos, why);
+  };
+  refused("one row of bias", [](cuda::Problem& q) { q.bias.row_stride = 8; });
+  refused("no batch stride", [](cuda::Problem& q) { q.residual.batch_stride = 24; });
+  refused("no batch stride", [](cuda::Problem& q) { q.out_scale.batch_stride = 1; });
+  refused("`amax` is one", [](cuda::Problem& q) { q.amax.batch_stride = 1; });
+  refused("`amax` is one", [](cuda::Problem& q) { q.amax.row_stride = 1; });
+  refused("as many rows each", [](cuda::Problem& q) { q.rows = 7; });
+  refused("along the contracted axis have no epilogue",
+          [](cuda::Problem& q) { q.grouping = cuda::Grouping::kContracted; });
+}
+
 }  // namespace
 
 int main() {
@@ -176,5 +202,6 @@ int main() {
   CheckRefusedBatches();
   CheckRefused();
   CheckSwapped();
+  CheckGroups();
   return jaxfp8::tests::Report("cuda problem");
 }

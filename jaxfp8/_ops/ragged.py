@@ -69,9 +69,9 @@ def ragged_dot(
     excess over `lhs` is cut off.
 
     On the CPU it is one call: each group multiplies its own rows, or its own part of K, by the
-    kernel that `dot_general` would take. The call has the epilogue, but for gates and weights of
-    rows. XLA computes these behind the call. On GPUs, on several devices, under `vmap` and in
-    derivatives XLA computes the whole epilogue, from sums in float32.
+    kernel that `dot_general` would take. The call has the epilogue, on GPUs too, but for gates and
+    weights of rows: beside one of these XLA computes the whole epilogue behind the call, from sums
+    in float32. It does so on several devices, under `vmap` and in derivatives as well.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch for two 8-bit operands without zero
     points: FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales

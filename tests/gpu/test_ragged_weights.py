@@ -231,6 +231,12 @@ def test_a_call_may_name_the_kernel_of_other_gpus(name):
         rhs_mn_major=False,
         lhs_tiles=np.array([1, case.depth]),
         rhs_tiles=np.asarray(case.rhs_tile),
+        residual=False,
+        bias=False,
+        out_scale=False,
+        amax=False,
+        activation="none",
+        out_dtype="float32",
         precision="default",
         kernel=STREAMS,
     )

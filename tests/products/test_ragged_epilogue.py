@@ -192,25 +192,71 @@ def test_on_a_mesh(axes, kind):
     near(amax, abs(want).max())
 
 
-def test_on_a_gpu_xla_computes_the_epilogue_behind_the_call():
+def test_the_report_says_why_xla_computes_an_epilogue():
     case = Case()
     dot = functools.partial(jaxfp8.ragged_dot, activation="silu")
     row = jaxfp8.explain(dot)(case.x, case.w, SIZES, bias=BIAS).calls[0]
-    assert "bias, silu" in row.epilogue
-    assert row.note.endswith("the epilogue: on cuda kernels for groups have no epilogue")
+    assert "bias, silu" in row.epilogue and "XLA computes" not in row.note
     gated = jaxfp8.explain(functools.partial(dot, gated=True))(case.x, case.w, SIZES).calls[0]
-    assert "gate" in gated.epilogue and "on cpu the call has no gate" in gated.note
+    assert "gate" in gated.epilogue and "the epilogue: the call has no gate" in gated.note
+    weights = np.ones(ROWS, np.float32)
+    weighted = jaxfp8.explain(dot)(case.x, case.w, SIZES, row_weights=weights).calls[0]
+    assert "the epilogue: the call has no weights of rows" in weighted.note
 
 
-def test_a_program_for_a_gpu_has_the_epilogue_behind_its_call(monkeypatch):
-    case = Case()
+@pytest.fixture(name="call_on_gpu")
+def _call_on_gpu(monkeypatch):
+    """The call, as text, of a program for a GPU that has every kernel."""
     monkeypatch.setattr(ragged_lowering, "why_not", lambda *_: None)
     monkeypatch.setattr(ragged_lowering.ffi, "register_if_it_runs_here", lambda *_: None)
-    dot = functools.partial(jaxfp8.ragged_dot, activation="silu", gated=True)
-    traced = jax.jit(dot).trace(case.x.astype(jnp.bfloat16), case.w, SIZES, bias=BIAS)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    (call,) = [line for line in text.splitlines() if "@jaxfp8_ragged_dot" in line]
-    assert call.endswith("-> tensor<11x8xf32>") and "-> (tensor<11x4xbf16>" in text
+
+    def lowered(case, operands, **settings):
+        dot = functools.partial(jaxfp8.ragged_dot, **settings)
+        traced = jax.jit(dot).trace(case.x.astype(jnp.bfloat16), case.w, SIZES, **operands)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        (call,) = [line for line in text.splitlines() if "@jaxfp8_ragged_dot" in line]
+        return call
+
+    return lowered
+
+
+def test_a_program_for_a_gpu_has_a_gate_behind_its_call(call_on_gpu):
+    call = call_on_gpu(Case(), {"bias": BIAS}, activation="silu", gated=True)
+    assert call.endswith("-> tensor<11x8xf32>") and 'activation = "none"' in call
+
+
+def test_a_program_for_a_gpu_has_weights_of_rows_behind_its_call(call_on_gpu):
+    call = call_on_gpu(Case(), {"bias": BIAS, "row_weights": np.ones(ROWS, np.float32)})
+    assert call.endswith("-> tensor<11x8xf32>") and "bias = false" in call
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
+def test_a_program_for_a_gpu_has_the_epilogue_in_its_call(masked, call_on_gpu):
+    """A bias for each group, and the planes of the output as matrices of all rows."""
+    case, rows = Case(masked), 3 * ROWS if masked else ROWS
+    operands = {"bias": BIAS, "residual": normal(*case.sums.shape).astype(jnp.bfloat16)}
+    call = call_on_gpu(case, operands, activation="silu")
+    assert f"tensor<{rows}x8xbf16>, tensor<3x8xf32>) -> tensor<" in call
+    assert call.endswith("8xbf16>") and 'activation = "silu"' in call
+    assert "bias = true" in call and "residual = true" in call and "out_scale = false" in call
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
+@pytest.mark.parametrize(
+    ("scale", "shape"),
+    [((), "1x1"), ((COLUMNS,), "1x8"), ((ROWS, 1), "{}x1")],
+    ids=["tensor", "columns", "rows"],
+)
+def test_a_program_for_a_gpu_has_an_8_bit_output_in_its_call(scale, shape, masked, call_on_gpu):
+    shape = shape.format(3 * ROWS if masked else ROWS)
+    call = call_on_gpu(
+        Case(masked),
+        {"out_scale": np.ones(scale, np.float32)},
+        preferred_element_type=jnp.float8_e4m3fn,
+        return_amax=True,
+    )
+    assert f"tensor<{shape}xf32>) -> (tensor<" in call and 'out_dtype = "float8_e4m3fn"' in call
+    assert call.endswith("8xui8>, tensor<1x1xf32>)") and "amax = true" in call
 
 
 @pytest.mark.parametrize(

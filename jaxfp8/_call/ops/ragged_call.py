@@ -252,7 +252,11 @@ def _with_epilogue(platform: str, rule: Callable[..., Any]) -> Callable[..., Any
 
     def lower(ctx: Any, *operands: Any, spec: RaggedSpec, **params: Any) -> Any:
         alone = not (params["split"] and compat.place_of(ctx))
-        if spec.is_plain or (alone and why_behind(spec, platform) is None):
+
+        def has_it() -> bool:
+            return why_behind(spec) is None and _why_not_in(ctx, spec, platform) is None
+
+        if spec.is_plain or (alone and has_it()):
             return rule(ctx, *operands, spec=spec, **params)
         call = functools.partial(_composed, spec=spec, **params)
         return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
@@ -260,15 +264,11 @@ def _with_epilogue(platform: str, rule: Callable[..., Any]) -> Callable[..., Any
     return lower
 
 
-def why_behind(spec: RaggedSpec, platform: str) -> str | None:
-    """Why XLA computes the epilogue behind the call, or None if the call does."""
-    if spec.is_plain:
-        return None
-    if platform != "cpu":
-        return "kernels for groups have no epilogue"
-    if spec.gated or spec.weighted:
-        return "the call has no gate and no weights of rows"
-    return why_not(spec, platform)
+def why_behind(spec: RaggedSpec) -> str | None:
+    """Why XLA computes the epilogue behind the call, or None if the call can have it."""
+    if spec.gated:
+        return "the call has no gate: its halves are other columns"
+    return "the call has no weights of rows" if spec.weighted else None
 
 
 def _parts(

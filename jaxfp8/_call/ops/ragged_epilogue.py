@@ -1,7 +1,7 @@
 """The epilogue of a ragged dot by XLA, behind its sums.
 
-It is the definition. It also serves wherever the library has no epilogue in groups: on GPUs, on
-meshes, for gates and for weights of rows.
+It is the definition. It also serves wherever the library has no epilogue in groups: on meshes,
+for gates, for weights of rows, and where no kernel takes the groups.
 
     z = sum + residual + bias of its group
     y = activation(z), or activation(z[:, :N / 2]) * z[:, N / 2:] if gated;  times the row's weight

@@ -143,20 +143,40 @@ def call(*operands: jax.Array, spec: RaggedSpec) -> list[jax.Array]:
     for name, dtype in (("rhs_scale", jnp.float32), ("rhs_zero_point", jnp.int32)):
         if name in named:
             arrays.append(_rhs_factor(named[name].astype(dtype), spec.rhs, order, spec.groups))
-    out = jax.ShapeDtypeStruct(spec.out_shape, np.dtype(spec.out_dtype))
-    return [
-        jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(
-            *arrays,
-            lhs_scale=spec.lhs.scale,
-            rhs_scale=spec.rhs.scale,
-            rhs_zero_point=spec.rhs.zero_point,
-            rhs_mn_major=order[-1] in spec.rhs.free,
-            lhs_tiles=np.asarray(lhs_tiles, np.int64),
-            rhs_tiles=np.asarray(rhs_tiles, np.int64),
-            precision=spec.precision,
-            kernel="",
-        )
-    ]
+    arrays += [_plane(named[name], name, spec) for name in spec.plane_shapes]
+    results = [jax.ShapeDtypeStruct(spec.out_shape, dtypes.storage(spec.out_dtype))]
+    epilogue = spec.epilogue
+    if epilogue.amax is not None:
+        results.append(jax.ShapeDtypeStruct((1, 1), np.dtype(np.float32)))
+    found = jax.ffi.ffi_call(ffi.RAGGED_TARGET, results)(
+        *arrays,
+        lhs_scale=spec.lhs.scale,
+        rhs_scale=spec.rhs.scale,
+        rhs_zero_point=spec.rhs.zero_point,
+        rhs_mn_major=order[-1] in spec.rhs.free,
+        lhs_tiles=np.asarray(lhs_tiles, np.int64),
+        rhs_tiles=np.asarray(rhs_tiles, np.int64),
+        residual=epilogue.residual is not None,
+        bias=epilogue.bias is not None,
+        out_scale=epilogue.out_scale is not None,
+        amax=epilogue.amax is not None,
+        activation=epilogue.activation,
+        out_dtype=spec.out_dtype,
+        precision=spec.precision,
+        kernel="",
+    )
+    return [found[0], *(y.reshape(1, 1, 1) for y in found[1:])]
+
+
+def _plane(x: jax.Array, name: str, spec: RaggedSpec) -> jax.Array:
+    """An operand of the epilogue as a matrix: a bias by group, others by row of all groups."""
+    if name != "residual":
+        x = x.astype(jnp.float32)
+    if name == "bias":
+        return x[:, 0]
+    if spec.grouping == "masked" and x.shape[:2] != (1, 1):
+        x = jnp.broadcast_to(x, (*spec.row_shape, x.shape[2]))
+    return x.reshape(-1, x.shape[2])
 
 
 def _sizes(sizes: jax.Array, spec: RaggedSpec) -> jax.Array:

@@ -155,9 +155,8 @@ def _epilogue_behind(spec: ScaledDotSpec | RaggedSpec) -> str:
     """Where XLA computes the epilogue of groups behind their call, and why; "" for nowhere."""
     if not isinstance(spec, RaggedSpec):
         return ""
-    told = {name: ragged_call.why_behind(spec, name) for name in ("cpu", "cuda")}
-    behind = [f"on {name} {reason}" for name, reason in told.items() if reason is not None]
-    return f"XLA computes the epilogue: {', '.join(behind)}" if behind else ""
+    reason = ragged_call.why_behind(spec)
+    return f"XLA computes the epilogue: {reason}" if reason is not None else ""
 
 
 def _what_it_computes(site: DotSite) -> str:

@@ -4,7 +4,7 @@
 //     group 0  group 1     group 2  rest     group 0  rest      group 1      rest
 //   | 0 0    | 1 1 1 1 1 | 2      | r r  | | 0      | r r r r | 1 1 1 1 1  | r r r |
 //
-// Sizes are known on the device alone. Rows of a rest are zeros in the output.
+// Sizes are known on the device alone. Rows of a rest have sums of 0, and no bias.
 
 #pragma once
 

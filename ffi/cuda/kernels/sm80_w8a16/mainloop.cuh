@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
   const int first = blockIdx.y * kThreads + threadIdx.x;
   const int step = (kGated ? 2 * split : split) * kThreads;
   if constexpr (kLaunch == Launch::kGroups) {
-    if (!tile.sums) return StoreZeros(a, tile, kTileRows, first, step);
+    if (!tile.sums) return StoreRest(a, tile, kTileRows, first, step);
   }
   Accumulators<kRowFragments> scaled_acc = {};
   using D = Decoder<kWeight, WideOf(kActivation)>;

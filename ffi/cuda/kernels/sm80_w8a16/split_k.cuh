@@ -110,14 +110,17 @@ __device__ __forceinline__ void StoreWide(const Elementwise& ew, const Quad& q,
   }
 }
 
-// Stores zeros in a tile of rows of no group.
-inline __device__ __noinline__ void StoreZeros(const Arguments& a, const BlockTile& tile,
-                                               int tile_rows, int first, int step) {
+// Stores the epilogue of sums of 0, without a bias, in a tile of rows of no group.
+inline __device__ __noinline__ void StoreRest(const Arguments& a, const BlockTile& tile,
+                                              int tile_rows, int first, int step) {
   constexpr int kQuads = kTileColumns / 4;
+  const Elementwise& ew = a.epilogue.elementwise;
   for (int i = first; i < min(tile.end - tile.row, tile_rows) * kQuads; i += step) {
     const int32_t column = tile.column_tile * kTileColumns + i % kQuads * 4;
     const Quad q{0, tile.row + i / kQuads, column, max(0, min(4, a.columns - column))};
-    StoreWide(a.epilogue.elementwise, q, {});
+    float out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f}, y[4] = {};
+    if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
+    UpdateRowAmax(ew, q, q.count > 0 ? ApplyElementwise(ew, q, {}, out_scale, y) : 0);
   }
 }
 

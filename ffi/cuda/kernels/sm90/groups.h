@@ -7,8 +7,8 @@
 //   | unit 0 | 1     | 2 | 3      | 4    | | unit 0 | 3   | 4 | 1     | 2  | 5     |   row units
 //
 // Each entry, a group or a rest, consists of row units of its own, of which the last may have fewer
-// rows. Units of a group multiply and come first; those of a rest store zeros. CTAs take units in
-// turn, and so share the work about equally. A CTA meets its units in ascending order, and finds
+// rows. Units of a group multiply and come first; those of a rest have sums of 0. CTAs take units
+// in turn, and so share the work about equally. A CTA meets its units in ascending order, and finds
 // their entries in one pass over the sizes.
 //
 // The contracted axis, lhs [M, K] and rhs [N, K], out [G, M, N]:
@@ -38,6 +38,9 @@ struct DepthRange {
     return step * kStepDepth < first || end - step * kStepDepth < kStepDepth;
   }
 };
+
+// The batch index of rows of no group.
+inline constexpr int32_t kNoGroup = -1;
 
 // A part of the output that a CTA computes: rows from `row` on and before `end`, of which there
 // may be none, or more than a tile has.
@@ -89,7 +92,7 @@ struct GroupCursor {
     const int32_t column = in_rows / across, row = first + in_rows - column * across;
     const int32_t second_rows = s.pair == Pair::kSharesRhs ? rank * tile.rows : 0;
     bounds.sums = entry < s.grouped.groups;
-    bounds.batch = bounds.sums ? entry : 0;
+    bounds.batch = bounds.sums ? entry : kNoGroup;
     bounds.row = rows.first + row * s.grouped.unit_rows + second_rows;
     bounds.end = rows.first + rows.count;
     bounds.column = (s.pair == Pair::kSharesLhs ? 2 * column + rank : column) * tile.columns;

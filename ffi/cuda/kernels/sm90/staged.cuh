@@ -9,6 +9,7 @@
 #include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/sm90/block.h"
+#include "cuda/kernels/sm90/groups.h"
 #include "cuda/kernels/sm90/shared.cuh"
 
 namespace jaxfp8::cuda::sm90 {
@@ -16,6 +17,9 @@ namespace jaxfp8::cuda::sm90 {
 // Where a warp's 16 rows of a wave lie in the output. Those from `end` on are not stored.
 struct WarpTile {
   int32_t batch, row, column, end = 0;
+
+  // Rows of no group have no bias.
+  __device__ __forceinline__ bool HasBias() const { return batch != kNoGroup; }
 };
 
 // Stores four matrices of 8 x 8 16-bit values; lane l has the address of row l % 8 of matrix l / 8.
@@ -69,9 +73,13 @@ __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTil
   const int32_t lane = threadIdx.x % 32;
   const int32_t column = tile.column + part * kStagedColumns + lane % 8 * 4;
   const int32_t left = static_cast<int32_t>(e.columns) - column;
-  Quad q{tile.batch, 0, column, max(min(left, 4), 0)};
+  Quad q{max(tile.batch, 0), 0, column, max(min(left, 4), 0)};
   ColumnParams columns;
   LoadColumnParams<kZero>(e, tile.batch, q, columns);
+  if (!tile.HasBias()) {
+#pragma unroll
+    for (float& bias : columns.bias) bias = 0.0f;
+  }
   uint32_t largest = 0;
 #pragma unroll 1
   for (int32_t r = lane / 8; r < kWarpRows; r += 4) {
@@ -105,7 +113,7 @@ __device__ __forceinline__ uint32_t StoreStagedRows(const Epilogue& e, const War
   const bool inside = column < e.columns;
   const RowCursor cursor{tile.batch, tile.row, inside ? column : 0, lane / 8, kLaneRows, rows - 1};
   float bias[4] = {};
-  if (rest.bias_plane) {
+  if (rest.bias_plane && tile.HasBias()) {
     LoadPlane(rest.bias_plane, rest.bias, Quad{cursor.b, 0, cursor.c, 4}, 0.0f, bias);
   }
   RowBatch y;
