@@ -152,7 +152,7 @@ def _only_saves_memory(spec: ScaledDotSpec | RaggedSpec) -> str:
 
 
 def _epilogue_behind(spec: ScaledDotSpec | RaggedSpec) -> str:
-    """Where XLA computes the epilogue of groups behind their call, and why; "" for nowhere."""
+    """Why XLA computes the epilogue of groups behind their call; "" if the call can have it."""
     if not isinstance(spec, RaggedSpec):
         return ""
     reason = ragged_call.why_behind(spec)
