@@ -128,7 +128,7 @@ class QuantizedDots:
         rounded, dots = self._rewriter.rounded(arguments)
         decision = decide(rounded.jaxpr)
         seen, left = decision.seen, dots.left
-        counted = sum(site.op.name not in unserved.UNCOUNTED for site in left)
+        counted = sum(site.op.name not in unserved.NAMES for site in left)
         both = Seen(
             [*seen.sites, *dots.split, *left],
             max(seen.others - counted, 0),

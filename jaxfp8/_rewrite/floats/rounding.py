@@ -29,16 +29,16 @@ from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Array, Callers, Equation, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost
-from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.ir.sites import RAGGED_DOT, DotSite, Seen
 from jaxfp8._rewrite.plan.body import Body
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.regions import JITS, functions
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.regions.registry import Region, walk_inside
-from jaxfp8._rewrite.rules import scaled_products, unserved
+from jaxfp8._rewrite.rules import dot, scaled_products
 from jaxfp8._value import compat, dtypes
 
-_DOTS = ("dot_general", unserved.RAGGED_DOT)
+_DOTS = dot.NAMES
 # The second rounding of `compute="int8"`.
 _IN_INT8 = Quantization(dtype=np.int8)
 
@@ -71,7 +71,7 @@ class FloatDot:
     @property
     def has_groups(self) -> bool:
         """Whether it is a ragged dot."""
-        return self.op.name == unserved.RAGGED_DOT
+        return self.op.name == RAGGED_DOT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

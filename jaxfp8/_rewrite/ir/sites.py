@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jax import lax
@@ -21,6 +21,7 @@ from jaxfp8._value.spec import ScaledDotSpec, Shape
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 # `jax.nn.scaled_matmul` takes [B, M, K] and [B, N, K], but no parameter says so.
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
+RAGGED_DOT = "ragged_dot_general"
 # What became of both products of attention.
 IN_ONE_CALL = "one call with the softmax between them, `jaxfp8_attention`"
 
@@ -111,6 +112,22 @@ class DotSite:
         if ragged is not None:
             return ragged.dot_dimension_numbers
         return self.op.params.get("dimension_numbers", _OF_SCALED_MATMUL)
+
+    @property
+    def grouping(self) -> Literal["", "rows", "contracted"]:
+        """The axis divided into groups, as in `RaggedSpec`; "" for a plain dot.
+
+        With groups of batch entries it is the plain dot: every entry has its own matrix, and JAX
+        ignores the sizes.
+        """
+        ragged = self.op.params.get("ragged_dot_dimension_numbers")
+        if ragged is None:
+            return ""
+        (contracting, _), (batch, _) = ragged.dot_dimension_numbers
+        divided = set(ragged.lhs_ragged_dimensions)
+        if divided <= set(batch) and self.op.params["group_offset"] is None:
+            return ""
+        return "contracted" if divided <= set(contracting) else "rows"
 
     def contracting(self, index: int) -> Shape:
         """Contracting axes of an operand."""

@@ -1,4 +1,4 @@
-"""From a product to a call: the spec of its scaled dot, and the arrays that go into it."""
+"""From a product to a call: the spec of its dot, and the arrays that go into it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from jaxfp8._call.library import targets
 from jaxfp8._call.ops import lowering, slower
 from jaxfp8._call.ops.dot import scaled_dot
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import casts, graph, sides
 from jaxfp8._rewrite.ir.factors import Factors, as_one, on_tiles
@@ -17,13 +18,18 @@ from jaxfp8._rewrite.ir.facts import Amax, Product
 from jaxfp8._rewrite.ir.fused import FusedDot
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.ir.sides import Side
+from jaxfp8._rewrite.plan import ragged_calls
+from jaxfp8._rewrite.rules import groups
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+
+# The names of the ops that `make` puts in place of dots.
+NAMES = ("scaled_dot", ragged_calls.NAME)
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """One scaled dot to emit.
+    """One scaled or ragged dot to emit.
 
     Attributes:
       spec: the problem, as it is computed.
@@ -34,8 +40,8 @@ class Call:
       amax_value: the amax, of the type of the value of `amax`; None without one.
     """
 
-    spec: ScaledDotSpec
-    stored: ScaledDotSpec
+    spec: ScaledDotSpec | RaggedSpec
+    stored: ScaledDotSpec | RaggedSpec
     product: Product
     amax: Amax | None
     value: Value
@@ -84,21 +90,52 @@ def _of_fused(
     fused: FusedDot, product: Product, amax: Amax | None, compute: str | None, shares_input: bool
 ) -> Call | Refusal:
     of_lhs, of_rhs = fused.scales()
-    lhs, lhs_operands = operand("lhs", fused.dot.lhs, of_lhs)
-    rhs, rhs_operands = operand("rhs", fused.dot.rhs, of_rhs)
-    epilogue, others = _epilogue(fused, product, amax)
     dot = fused.dot.site
-    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
+    in_call = not dot.grouping
+    lhs, lhs_operands = operand("lhs", fused.dot.lhs, of_lhs, in_call=in_call)
+    rhs, rhs_operands = operand("rhs", fused.dot.rhs, of_rhs, in_call=in_call)
+    epilogue, others = _epilogue(fused, product, amax)
+    operands = {**lhs_operands, **rhs_operands, **others}
+    spec: ScaledDotSpec | RaggedSpec
+    if dot.grouping:
+        spec = ragged_calls.spec_of(dot, lhs, rhs, epilogue)
+        made = _ragged(spec, operands, dot.op, compute)
+    else:
+        spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
+        made = _plain(spec, operands, dot.op, compute, shares_input)
+    if isinstance(made, Refusal):
+        return made
+    made.outputs = _outputs(made)
+    value = graph.laid_out_like(_view(made.outputs[0], fused, product), product.value)
+    return Call(made.params["spec"], spec, product, amax, value, _amax(made, amax))
+
+
+def _ragged(
+    spec: RaggedSpec, operands: dict[str, Value], dot: Op, compute: str | None
+) -> Op | Refusal:
+    """The op of a ragged dot, or why there is none."""
+    if compute is not None:
+        return Refusal("groups have no product with operands rounded to int8", groups.GIVE)
+    if (reason := ragged_calls.why_not(spec)) is not None:
+        return Refusal(reason, groups.GIVE)
+    return ragged_calls.op_of(spec, operands, dot)
+
+
+def _plain(
+    spec: ScaledDotSpec,
+    operands: dict[str, Value],
+    dot: Op,
+    compute: str | None,
+    shares_input: bool,
+) -> Op | Refusal:
+    """The op of a scaled dot, or why there is none."""
     computed = spec
     if compute is not None:
         if (objection := int8_compute.why_not(spec)) is not None:
             return Refusal(objection.reason, objection.remedy)
         computed = int8_compute.narrowed(spec)
-    if (refusal := _refusal(computed, dot.op, shares_input)) is not None:
-        return refusal
-    op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
-    value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
-    return Call(computed, spec, product, amax, value, _amax(op, amax))
+    refusal = _refusal(computed, dot, shares_input)
+    return refusal if refusal is not None else _op(spec, computed, operands, dot)
 
 
 def _refusal(spec: ScaledDotSpec, written: Op, shares_input: bool) -> Refusal | None:
@@ -181,7 +218,7 @@ def _is_cast_after(fused: FusedDot) -> bool:
 
 
 def _op(spec: ScaledDotSpec, computed: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
-    """The op that binds the scaled dot in place of `dot`; its outputs are the data and the amax.
+    """The op that binds the scaled dot in place of `dot`, without its outputs.
 
     The problem that is computed is `spec`, or the one that `int8_compute.narrowed` makes of it. The
     op may join others (`plan/launches`) if it binds one scaled dot with `spec`.
@@ -200,12 +237,16 @@ def _op(spec: ScaledDotSpec, computed: ScaledDotSpec, operands: dict[str, Value]
 
     joins = computed is spec and sharding is None
     params = {"spec": computed, "names": names, "dot": dot, "joins": joins}
-    op = Op("scaled_dot", tuple(operands.values()), run, params)
+    return Op("scaled_dot", tuple(operands.values()), run, params)
+
+
+def _outputs(op: Op) -> tuple[Value, ...]:
+    """The data of an op in place of a dot, and its amax if it gives one."""
+    spec: ScaledDotSpec | RaggedSpec = op.params["spec"]
     out = Value(spec.out_shape, dtypes.storage(spec.epilogue.out_dtype), op)
-    op.outputs = (out,)
-    if spec.epilogue.amax is not None:
-        op.outputs += (Value(spec.epilogue.amax, np.dtype(np.float32), op, 1),)
-    return op
+    if spec.epilogue.amax is None:
+        return (out,)
+    return out, Value(spec.epilogue.amax, np.dtype(np.float32), op, 1)
 
 
 def _view(out: Value, fused: FusedDot, product: Product) -> Value:

@@ -16,7 +16,6 @@ from jaxfp8._rewrite.plan.body import Body, Pass, Replaced
 from jaxfp8._rewrite.plan.encode_calls import produce_encodings
 from jaxfp8._rewrite.plan.encode_rows import encode_rows
 from jaxfp8._rewrite.plan.launches import join, multiply
-from jaxfp8._rewrite.plan.ragged_calls import call_ragged_dots
 from jaxfp8._rewrite.plan.resolve import call_dots
 from jaxfp8._rewrite.plan.row_calls import produce_rows
 from jaxfp8._rewrite.plan.trace import collector_paused
@@ -28,12 +27,11 @@ from jaxfp8._value.spec import is_known
 # All passes after the walk in order, each with its platform; "" is any. A pass takes a body and the
 # replacements so far, and returns all replacements.
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("", call_dots),  # dots with their steps become calls
+    ("", call_dots),  # plain and ragged dots with their steps become calls
     ("cuda", join_attention),  # two products with a softmax between them become one call
     ("cpu", encode_rows),  # rows of a call are quantised by another call
     ("cuda", produce_rows),  # rows of a call are made and quantised by another call
     ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call
-    ("", call_ragged_dots),  # ragged dots become calls
     ("", multiply),  # two calls on one input and the product of their outputs become one launch
     ("", join),  # calls on one input become one launch, if a GPU here has such a kernel
 )

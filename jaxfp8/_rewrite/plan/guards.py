@@ -15,6 +15,7 @@ from jax import lax
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.facts import Amax, Magnitude, Product
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.plan import calls
 from jaxfp8._rewrite.plan.calls import Call, Refusal
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import compat
@@ -35,7 +36,7 @@ def guarded(walk: Walk, call: Call) -> Call | Refusal:
         return call
     fast_outputs = [call.value] + ([] if call.amax_value is None else [call.amax_value])
     slow_outputs = [call.product.value] + ([] if call.amax is None else [call.amax.value])
-    stops = set(_scaled_dot(call.value).inputs)
+    stops = set(_dot(call.value).inputs)
     fast = _program(fast_outputs, lambda value: value in stops)
     slow = _program(slow_outputs, lambda value: not _belongs(walk, value))
     if any(op.name in _MEETINGS for program in (fast, slow) for op, _ in program.ops):
@@ -51,10 +52,10 @@ def guarded(walk: Walk, call: Call) -> Call | Refusal:
     return dataclasses.replace(call, value=op.outputs[0], amax_value=amax_value)
 
 
-def _scaled_dot(value: Value) -> Op:
-    """The op of the scaled dot that a value is a view of."""
+def _dot(value: Value) -> Op:
+    """The op of the scaled or ragged dot that a value is a view of."""
     assert value.op is not None
-    return value.op if value.op.name == "scaled_dot" else _scaled_dot(value.op.inputs[0])
+    return value.op if value.op.name in calls.NAMES else _dot(value.op.inputs[0])
 
 
 def _belongs(walk: Walk, value: Value) -> bool:

@@ -21,6 +21,7 @@ from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (
     RULES,
     collectives,
+    dot,
     epilogue,
     gathers,
     reach,
@@ -32,9 +33,9 @@ from jaxfp8._rewrite.rules.registry import lost, remedy_for
 from jaxfp8._value import compat, dtypes
 
 # What these make is no longer the 8-bit data: a dot that reads it is not a missed one.
-_PRODUCTS = ("dot_general", *unserved.NAMES, *scaled_products.NAMES)
-_PRODUCTS += (scaled_dot_p.name, joint_dots_p.name)
-_ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota", reach.KERNEL)
+_PRODUCTS = (*dot.NAMES, *unserved.NAMES, *scaled_products.NAMES)
+_CALLS = (scaled_dot_p.name, joint_dots_p.name)
+_ENDS_TRAIL = (*_PRODUCTS, *_CALLS, "argmax", "argmin", "iota", reach.KERNEL)
 # These may make an array smaller, and what is left is the same data.
 _VIEWS = (
     *("slice", "dynamic_slice", "squeeze", "split", "top_k"),

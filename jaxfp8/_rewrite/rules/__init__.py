@@ -4,8 +4,8 @@ How to add a rule:
 
 1. Find the file of its kind, or add one and import it below: `conversions` (casts), `scales`,
   `zero_points`, `views`, `gathers`, `choices` (select, pad), `joins` (concatenate, split),
-  `collectives`, `dot` and `scaled_products`, `unserved` (products without a kernel), `epilogue`
-  (steps after a dot).
+  `collectives`, `dot` (with `groups`) and `scaled_products`, `unserved` (products without a
+  kernel), `epilogue` (steps after a dot).
 2. Write a function of the walk (a `Context`: the fact about each value) and the op:
 
        @rule("cummax")  # the name of the JAX primitive

@@ -1,4 +1,4 @@
-"""The dot: the conditions for a scaled dot, and the reason if one fails."""
+"""The dot, plain or ragged: the conditions for a call, and the reason if one fails."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.scales_along_sums import multiplied_in
 from jaxfp8._rewrite.ir.sides import Side, peel, saves_nothing, shared
-from jaxfp8._rewrite.ir.sites import DotSite
-from jaxfp8._rewrite.rules import masks
+from jaxfp8._rewrite.ir.sites import RAGGED_DOT, DotSite
+from jaxfp8._rewrite.rules import groups, masks
 from jaxfp8._rewrite.rules.registry import rule
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
 
+NAMES = ("dot_general", RAGGED_DOT)
 
-@rule("dot_general")
+
+@rule(*NAMES)
 def dot_general(walk: Context, op: Op) -> Product | None:
     """A product, if an operand is dequantised 8-bit data and no objection applies."""
-    lhs, rhs = [(value, walk.scaled(value) or walk.lost(value)) for value in op.inputs]
+    lhs, rhs = [(value, walk.scaled(value) or walk.lost(value)) for value in op.inputs[:2]]
     return product_of(walk, DotSite(op, (lhs, rhs)))
 
 
@@ -34,7 +36,7 @@ def product_of(walk: Context, site: DotSite) -> Product | None:
     walk.see(site)
     if not site.concerned:
         return None
-    dot = _lost(site) or _arranged(walk, site)
+    dot = _lost(site) or groups.why_not(site) or _arranged(walk, site)
     if isinstance(dot, Lost):
         site.miss(dot.reason, dot.remedy, dot.op)
         return None
@@ -59,7 +61,8 @@ def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
             f"the other operand is {value.dtype}, not 8-bit, float32, bfloat16 or float16",
             "convert it to float32 or bfloat16",
         )
-    first, second = shared(lhs, rhs)
+    # A scale along the sum differs from group to group, and the other side has no groups.
+    first, second = (lhs, rhs) if site.grouping else shared(lhs, rhs)
     lhs = _float_side(site, 0) if saves_nothing(first) else first
     rhs = _float_side(site, 1) if saves_nothing(second) else second
     if first.scaled is None and second.scaled is None:
@@ -76,7 +79,8 @@ def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
             "with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
-    dot = ScaledDot(site, *_outside_sums(walk, site, peel(lhs), peel(rhs)))
+    sides = peel(lhs), peel(rhs)
+    dot = ScaledDot(site, *(sides if site.grouping else _outside_sums(walk, site, *sides)))
     return _against(dot) or dot
 
 
@@ -124,17 +128,20 @@ def _float_side(site: DotSite, index: int) -> Side | None:
 
 
 def _output_axes(site: DotSite, index: int) -> Shape:
-    """For each axis of an operand the axis of the output, or -1 for a contracting axis."""
+    """For each axis of an operand the axis of the output, or -1 for an axis that it lacks."""
     (contracting, batch) = site.numbers
     rank = len(site.op.inputs[index].shape)
     lhs_rank = len(site.op.inputs[0].shape)
     start = len(batch[0])
     if index == 1:
         start = lhs_rank - len(contracting[0])
+    if site.grouping == "contracted":
+        start += 1
     out = [-1] * rank
     for position, axis in enumerate(batch[index]):
         out[axis] = position
-    free = [a for a in range(rank) if a not in batch[index] and a not in contracting[index]]
+    taken = {axis for axes in site.axes(index) for axis in axes}
+    free = [a for a in range(rank) if a not in taken]
     for position, axis in enumerate(free):
         out[axis] = start + position
     return tuple(out)

@@ -58,6 +58,8 @@ def add(
 ) -> Product | None:
     """Addition of a bias (broadcast to the output) or of a residual (of the output's shape).
 
+    Groups have a bias of their own, and none in rows of no group. So each addend is a residual.
+
     `sign` holds the signs of the product and of the other value.
     """
     out = op.outputs[0]
@@ -70,7 +72,7 @@ def add(
     addend = array if sign[1] > 0 else graph.negate(array)
     minus = constant(-1.0, product.dot.out_shape)
     signs: tuple[Step, ...] = () if sign[0] > 0 else (lambda fused: fused.scale((minus,)),)
-    if bias is None:
+    if bias is None or product.dot.site.grouping:
         return extend(product, op, *signs, lambda fused: fused.add_residual(addend))
     return extend(product, op, *signs, lambda fused: fused.add_bias(addend))
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 import numpy as np
 
 from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr, Literal, Var
-from jaxfp8._rewrite.rules import scaled_products, unserved
+from jaxfp8._rewrite.rules import dot, scaled_products, unserved
 from jaxfp8._value import compat, dtypes
 
 # Outputs of a body, each with the input fed by it in the next turn.
 Carried = Sequence[tuple[Var | Literal, Var]]
 _EIGHT_BIT = (*dtypes.EIGHT_BIT, *dtypes.UNSERVED_FLOAT8, dtypes.E8M0)
-_DOTS = ("dot_general", *unserved.NAMES)
+_DOTS = (*dot.NAMES, *unserved.NAMES)
 KERNEL = "pallas_call"
 _READS = ("get", "load", "masked_load")
 # Their inner jaxprs take the operands in order. A branch takes all but the first.
