@@ -42,7 +42,8 @@ def picked(bias, sizes):
     return bias[repeated(jnp.arange(GROUPS), sizes)]
 
 
-# The addend of each program, and what it is in float64.
+# The addend of each program, and what it is in float64. Those picked by row are of 16 bits here.
+PICKED = ("repeat", "bias[repeat]", "bias[ids]")
 ADDENDS = {
     "none": (lambda b, r, ids: 0 * r[:1, :1], 0 * RESIDUAL[:1, :1]),
     "residual": (lambda b, r, ids: r, RESIDUAL),
@@ -69,7 +70,19 @@ def layer(addend, curve):
 
 
 ARGS = X, Q.scale, BIAS, RESIDUAL, IDS
+OF_16_BITS = X.astype(jnp.bfloat16), *ARGS[1:]
 SUMS = np.where(IN_A_GROUP[:, None], np.einsum("mk,mkn->mn", X, WIDE[GROUP_OF_ROW]), 0)
+
+
+def args_of(addend):
+    return OF_16_BITS if addend in PICKED else ARGS
+
+
+def distance(ours, theirs):
+    ours, theirs = (np.asarray(y, np.float64) for y in (ours, theirs))
+    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+
+
 near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-5)
 
 
@@ -77,20 +90,32 @@ near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-5)
 @pytest.mark.parametrize("addend", ADDENDS)
 def test_addend_and_activation_are_inside(addend, curve):
     (written, exact), (activate, definition) = ADDENDS[addend], CURVES[curve]
-    f = layer(written, activate)
-    (row,) = jaxfp8.explain(f)(*ARGS).sites
-    assert row.epilogue == f"scale, residual, {curve} -> float32"
-    y = jaxfp8.rewrite(f, strict=True)(*ARGS)
-    near(y, definition(SUMS + exact))
-    near(y, f(*ARGS))
+    f, args = layer(written, activate), args_of(addend)
+    (row,) = jaxfp8.explain(f)(*args).sites
+    assert row.epilogue == f"scale, residual, {curve} -> {args[0].dtype}"
+    y, want = jaxfp8.rewrite(f, strict=True)(*args), definition(SUMS + exact)
+    if addend in PICKED:
+        assert distance(y, want) < min(2**-7, 1.05 * distance(f(*args), want))
+    else:
+        near(y, want)
+        near(y, f(*args))
 
 
-@pytest.mark.parametrize("addend", ["residual", "repeat", "bias[ids]"])
+@pytest.mark.parametrize("addend", ["residual", *PICKED])
 def test_rows_of_no_group_are_those_of_the_program(addend):
-    f = layer(ADDENDS[addend][0], jax.nn.silu)
-    behind = np.asarray(f(*ARGS))[9:]
+    f, args = layer(ADDENDS[addend][0], jax.nn.silu), args_of(addend)
+    behind = np.asarray(f(*args), np.float32)[9:]
     assert np.all(behind != 0)
-    near(np.asarray(jaxfp8.rewrite(f, strict=True)(*ARGS))[9:], behind, rtol=1e-6, atol=1e-6)
+    y = np.asarray(jaxfp8.rewrite(f, strict=True)(*args), np.float32)[9:]
+    near(y, behind, rtol=2**-6 if addend in PICKED else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("addend", PICKED)
+def test_a_picked_bias_in_float32_stays_outside(addend):
+    f = layer(ADDENDS[addend][0], jax.nn.silu)
+    (row,) = jaxfp8.explain(f)(*ARGS).sites
+    assert row.epilogue == "scale -> float32"
+    near(jaxfp8.rewrite(f, strict=True)(*ARGS), f(*ARGS))
 
 
 def test_an_activation_alone_keeps_the_zeros_of_rows_of_no_group():
@@ -107,20 +132,10 @@ def test_nothing_is_left_behind_the_call():
 
 def test_each_group_is_multiplied_by_a_kernel():
     f = jax.jit(jaxfp8.rewrite(layer(ADDENDS["repeat"][0], jax.nn.silu)))
-    f(*ARGS).block_until_ready()
+    f(*OF_16_BITS).block_until_ready()
     ffi.reset_kernel_calls()
-    f(*ARGS).block_until_ready()
+    f(*OF_16_BITS).block_until_ready()
     assert sum(ffi.kernel_calls().values()) >= 2  # the groups with rows
-
-
-def test_16_bits_are_rounded_once_at_the_end():
-    f = layer(ADDENDS["bias[repeat]"][0], jax.nn.silu)
-    args = X.astype(jnp.bfloat16), *ARGS[1:]
-    (row,) = jaxfp8.explain(f)(*args).sites
-    assert row.epilogue == "scale, residual, silu -> bfloat16"
-    exact = np.asarray(layer(ADDENDS["bias[repeat]"][0], jax.nn.silu)(*ARGS), np.float64)
-    ours, theirs = (np.asarray(g(*args), np.float64) - exact for g in (jaxfp8.rewrite(f), f))
-    assert np.linalg.norm(ours) <= np.linalg.norm(theirs)
 
 
 def test_a_cast_is_inside():
@@ -145,7 +160,7 @@ def test_a_residual_minus_the_product():
 
 def test_an_output_of_8_bits_and_its_amax():
     def f(x, scale, bias):
-        y = jax.nn.silu(product(x, scale) + repeated(bias, SIZES))
+        y = jax.nn.silu(product(x, scale) + bias[0])
         codes = jnp.clip(jnp.round(y / 0.05), -128, 127).astype(jnp.int8)
         return codes, jnp.max(jnp.abs(y))
 
@@ -177,12 +192,14 @@ def test_gradients_are_those_of_the_program(outside, addend):
         return jax.grad(loss, (0, 1, 2, 3))
 
     ours = jaxfp8.rewrite(gradients(f)) if outside else gradients(jaxfp8.rewrite(f))
-    for mine, other in zip(ours(*ARGS[:4]), gradients(f)(*ARGS[:4]), strict=True):
-        near(mine, other, rtol=1e-4, atol=1e-4 * max(np.abs(other).max(), 1))
+    args, bound = args_of(addend)[:4], 0.02 if addend in PICKED else 1e-5
+    for mine, other in zip(ours(*args), gradients(f)(*args), strict=True):
+        same_zeros = not np.any(mine) and not np.any(other)
+        assert same_zeros or distance(mine, other) < bound
 
 
 def test_forward_and_second_derivatives_are_those_of_the_program():
-    f = layer(ADDENDS["repeat"][0], jax.nn.silu)
+    f = layer(ADDENDS["residual"][0], jax.nn.silu)
 
     def second(f):
         along = lambda x: jax.jvp(lambda x: f(x, *ARGS[1:]), (x,), (X,))[1]  # noqa: E731
@@ -204,7 +221,7 @@ def test_two_readers_share_the_product_alone():
 
 def test_a_second_addend_stays_outside():
     def f(x, scale, bias, residual):
-        return jax.nn.silu(product(x, scale) + repeated(bias, SIZES) + residual)
+        return jax.nn.silu(product(x, scale) + bias[0] + residual)
 
     (row,) = jaxfp8.explain(f)(*ARGS[:4]).sites
     assert row.epilogue == "scale, residual -> float32"
@@ -272,14 +289,29 @@ def test_rows_quantised_in_front_are_one_call():
 
 def test_the_call_for_a_gpu_is_the_product_alone():
     f = layer(ADDENDS["residual"][0], jax.nn.silu)
-    args = X.astype(jnp.bfloat16), *ARGS[1:]
-    (row,) = jaxfp8.explain(f, target=jaxfp8.Target("cuda", 90))(*args).sites
+    (row,) = jaxfp8.explain(f, target=jaxfp8.Target("cuda", 90))(*OF_16_BITS).sites
     assert row.rewritten and row.epilogue == "scale -> bfloat16"
+
+
+def test_a_norm_in_front_of_quantised_rows_is_in_their_call_on_a_gpu():
+    def f(x):
+        wide = x.astype(jnp.float32)
+        root = lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
+        rows = (wide * root).astype(x.dtype).astype(jnp.float32)
+        scale = jnp.maximum(abs(rows).max(-1, keepdims=True), 1e-12) / 448
+        codes = jnp.clip(rows / scale, -448, 448).astype(jnp.float8_e4m3fn)
+        return lax.ragged_dot(codes, Q.qvalue, SIZES, preferred_element_type=jnp.float32) * scale
+
+    target = jaxfp8.Target("cuda", 90)
+    (row,) = jaxfp8.explain(f, target=target)(OF_16_BITS[0]).sites
+    assert (row.lhs.quantized, row.lhs.producer) == ("one call", "RMSNorm")
+    y = jaxfp8.rewrite(f, strict=True, target=target)(OF_16_BITS[0])
+    assert distance(y, f(OF_16_BITS[0])) < 0.01
 
 
 @pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
 def test_vmap_computes_each():
-    f = layer(ADDENDS["repeat"][0], jax.nn.silu)
+    f = layer(ADDENDS["bias of all"][0], jax.nn.silu)
     biases = normal(2, GROUPS, COLUMNS, seed=4)
     ours = jax.vmap(lambda b: jaxfp8.rewrite(f)(X, Q.scale, b, RESIDUAL, IDS))(biases)
     near(ours, [f(X, Q.scale, b, RESIDUAL, IDS) for b in biases])
