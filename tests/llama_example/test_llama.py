@@ -13,7 +13,6 @@ import jaxfp8
 from llama import invent, load, serve
 from llama.config import parse
 from llama.generate import main
-from llama.sampling import Sampling, sample
 
 IDS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 F32 = {"dtype": jnp.float32}
@@ -284,22 +283,6 @@ def test_a_greedy_program_sorts_nothing(fp8):
     args = jnp.zeros(1, jnp.int32), jnp.array([3]), fp8.empty(1, 32), jax.random.key(0)
     text = fp8.decode_chunk.lower(fp8.params, *args, number=4).as_text()
     assert text.count("stablehlo.while") == 1 and "stablehlo.sort" not in text
-
-
-# Choosing tokens
-
-
-def test_sampling_takes_likely_tokens_alone():
-    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]).repeat(200, 0))
-    key = jax.random.key(0)
-    for how, allowed in [
-        (Sampling(), {0}),
-        (Sampling(temperature=1.0, top_k=2), {0, 1}),
-        (Sampling(temperature=1.0, top_p=0.6), {0, 1}),
-        (Sampling(temperature=1.0, top_p=0.01), {0}),
-        (Sampling(temperature=2.0), {0, 1, 2, 3}),
-    ]:
-        assert set(sample(how, logits, key).tolist()) == allowed
 
 
 # Configurations and the command
