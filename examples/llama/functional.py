@@ -21,7 +21,7 @@ from llama.attention import rms_norm
 from llama.cache import Cache
 from llama.config import Config, Mixture
 from llama.decoder import layer
-from llama.names import expert_names
+from llama.names import HEAD, TOKENS, expert_names
 
 Params = dict[str, Any]
 
@@ -40,11 +40,11 @@ def parameters(config: Config, tensors: Mapping[str, Any], *, stacked: bool = Tr
     """
     rows = [_layer(config, tensors, i) for i in range(config.layers)]
     stacked = stacked and all(row.keys() == rows[0].keys() for row in rows)
-    head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+    table = tensors[TOKENS]
     return {
-        "embed": tensors["model.embed_tokens.weight"],
+        "embed": table,
         "norm": tensors["model.norm.weight"],
-        "head": tensors[head],
+        "head": table if config.tied else tensors[HEAD],
         "layers": {name: _stack([row[name] for row in rows]) for name in rows[0]}
         if stacked
         else rows,
@@ -201,5 +201,6 @@ def decoder(
     else:
         x, cache = jax.lax.fori_loop(0, config.layers, picked, (x, cache))
     x = rms_norm(jnp.take_along_axis(x, last[:, None, None], 1)[:, 0], params["norm"], config.eps)
-    logits = project("bk,nk->bn", x, params["head"], None, inputs_in_8_bits)
+    # A row of each text alone meets the head, at prefill too: reading it takes the time.
+    logits = project("bk,nk->bn", x, params["head"], None, False)
     return logits.astype(jnp.float32), cache

@@ -63,6 +63,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", choices=("fp8", "bf16"), default="fp8")
+    parser.add_argument(
+        "--head",
+        choices=load.HEADS,
+        default="bf16",
+        help="the product to the vocabulary, with a scale for each token in 8 bits",
+    )
     parser.add_argument("--prefill", choices=("W8A8", "W8A16"), default="W8A8")
     parser.add_argument("--devices", type=int, default=1, help="split the model over so many")
     parser.add_argument(
@@ -103,15 +109,15 @@ def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: A
 
 
 def _server(options: argparse.Namespace, over: Any, how: Sampling) -> Server:
-    in_8_bits = options.prefill == "W8A8"
+    held: dict[str, Any] = {"over": over, "head_in_8_bits": options.head == "W8A16"}
+    run: dict[str, Any] = {"cache": options.cache, "how": how}
+    run["prefill_in_8_bits"] = options.prefill == "W8A8"
     if options.functions:
-        return load.functions(
-            options.folder, over=over, cache=options.cache, how=how, prefill_in_8_bits=in_8_bits
-        )
-    model, changes = load.model(options.folder, dtype=jnp.bfloat16, over=over)
+        return load.functions(options.folder, **held, **run)
+    model, changes = load.model(options.folder, dtype=jnp.bfloat16, **held)
     if options.report:
         print(changes)
-    return server(model, cache=options.cache, prefill_in_8_bits=in_8_bits, how=how)
+    return server(model, **run)
 
 
 def _until_end(ids: list[int], end: Sequence[int]) -> list[int]:

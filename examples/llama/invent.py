@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 import jaxfp8
 from llama.config import Config, parse
-from llama.names import KINDS, module
+from llama.names import HEAD, KINDS, TOKENS, module
 
 DESCRIPTION = """\
 Writes a Llama, or a mixture of experts, of random weights, in FP8 with a scale for each output
@@ -42,6 +43,16 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 8,
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
+    },
+    "llama-3.2-1b": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
     },
     "llama-3-8b": _LLAMA
     | {
@@ -126,12 +137,15 @@ def tensors(config: Config, block: int | None, seed: int = 0) -> dict[str, Any]:
     """
     random = np.random.default_rng(seed)
     width = config.width
+    # Weights of a shape are drawn once: layers are alike, and 8 GB of them take seconds.
+    codes = functools.cache(lambda shape: _codes(random, shape, block))
     table = config.vocabulary, width
     made: dict[str, Any] = {
-        "model.embed_tokens.weight": _floats(random, table),
+        TOKENS: _floats(random, table),
         "model.norm.weight": np.ones(width, ml_dtypes.bfloat16),
-        "lm_head.weight": _floats(random, table),
     }
+    if not config.tied:
+        made[HEAD] = _floats(random, table)
     shapes, norms = _attention(config)
     norms |= {"input_layernorm": width, "post_attention_layernorm": width}
     for number in range(config.layers):
@@ -140,7 +154,7 @@ def tensors(config: Config, block: int | None, seed: int = 0) -> dict[str, Any]:
             made[f"{layer}{norm}.weight"] = np.ones(length, ml_dtypes.bfloat16)
         made |= _router(config, layer, number, random)
         for name, shape in {**shapes, **_networks(config, number)}.items():
-            made[f"{layer}{name}.weight"] = _codes(random, shape, block)
+            made[f"{layer}{name}.weight"] = codes(shape)
     return made
 
 
@@ -207,7 +221,7 @@ def _floats(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 def _codes(random: np.random.Generator, shape: tuple[int, int], block: int | None) -> jaxfp8.QArray:
     """All codes but those of NaN, with scales that keep the size of what is multiplied."""
-    codes = random.integers(0, 256, shape, np.uint8) & 0xF7
+    codes = np.frombuffer(random.bytes(shape[0] * shape[1]), np.uint8).reshape(shape) & 0xF7
     values = codes.view(ml_dtypes.float8_e4m3fn)
     rms = float(np.sqrt(np.mean(values[:16].astype(np.float32) ** 2)))
     counts = (shape[0], 1) if block is None else tuple(-(-n // block) for n in shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,12 +18,15 @@ from jax.sharding import PartitionSpec as P
 import jaxfp8
 import jaxfp8.nnx
 from llama import functional
-from llama.config import read
+from llama.config import Config, read
 from llama.model import Decoder
 from llama.names import name_of, unused
 from llama.sampling import Sampling
-from llama.serve import Server, compiled
+from llama.serve import Server, compiled, nbytes
+from llama.tensors import Floats, HeadIn8Bits
 
+# How a head may be held: as the checkpoint has it, or in FP8 with a scale for each token.
+HEADS = ("bf16", "W8A16")
 # How tensors [N, K] are split over the devices of a mesh: the columns of what makes heads and
 # hidden values, then the rows of what sums over them; others are whole everywhere.
 RULES = (
@@ -59,6 +64,7 @@ def model(
     dtype: Any = jnp.bfloat16,
     over: Mesh | None = None,
     wide: bool = False,
+    head_in_8_bits: bool = False,
 ) -> tuple[Decoder, jaxfp8.typing.Changes]:
     """The decoder of a folder in nnx, and what became of each of its weights.
 
@@ -67,14 +73,20 @@ def model(
       dtype: of what flows between layers.
       over: a mesh to split it over.
       wide: whether weights are held as floats of that dtype, to compare with.
+      head_in_8_bits: whether the head is held in FP8, with a scale for each token.
     """
-    config = read(folder)
+    with _opened(folder, over, dtype if wide else None, head_in_8_bits) as (config, tensors):
+        return filled(config, tensors, dtype)
+
+
+def filled(
+    config: Config, tensors: Mapping[str, Any], dtype: Any
+) -> tuple[Decoder, jaxfp8.typing.Changes]:
+    """The decoder in nnx of tensors under the names of Hugging Face."""
     made = nnx.eval_shape(lambda: Decoder(config, dtype, rngs=nnx.Rngs(0)))
-    with jaxfp8.checkpoint.open(folder, sharding=sharding(over)) as tensors:
-        given = Floats(tensors, dtype) if wide else tensors
-        changes = jaxfp8.nnx.load(
-            made, given, lambda path: name_of(config, path), ignore=unused(config)
-        )
+    changes = jaxfp8.nnx.load(
+        made, tensors, lambda path: name_of(config, path), ignore=unused(config)
+    )
     return made, changes
 
 
@@ -87,17 +99,28 @@ def functions(
     how: Sampling | None = None,
     prefill_in_8_bits: bool = True,
     wide: bool = False,
+    head_in_8_bits: bool = False,
 ) -> Server:
     """A server of the same decoder as plain functions.
 
     Args:
-      folder, dtype, over, wide: as for `model`.
+      folder, dtype, over, wide, head_in_8_bits: as for `model`.
       cache, how, prefill_in_8_bits: as for `llama.serve.server`.
     """
-    config = read(folder)
-    with jaxfp8.checkpoint.open(folder, sharding=sharding(over)) as tensors:
-        given = Floats(tensors, dtype) if wide else tensors
-        params = functional.parameters(config, given, stacked=not wide)
+    with _opened(folder, over, dtype if wide else None, head_in_8_bits) as (config, tensors):
+        params = functional.parameters(config, tensors, stacked=not wide)
+    return served(config, params, dtype, cache, how or Sampling(), prefill_in_8_bits)
+
+
+def served(
+    config: Config,
+    params: functional.Params,
+    dtype: Any,
+    cache: str,
+    how: Sampling,
+    prefill_in_8_bits: bool,
+) -> Server:
+    """A server of parameters in a tree of arrays."""
 
     def run(inputs_in_8_bits: bool) -> Any:
         def decoder(params: Any, *args: Any, span: int) -> Any:
@@ -108,27 +131,23 @@ def functions(
         return decoder
 
     programs = run(prefill_in_8_bits), run(False)
-    return compiled(config, params, *programs, cache, how or Sampling(), stacked=True)
+    looked_up = 0 if params["head"] is params["embed"] else nbytes(params["embed"])
+    return compiled(config, params, *programs, cache, how, stacked=True, looked_up=looked_up)
 
 
-class Floats(Mapping[str, Any]):
-    """The tensors of a checkpoint with 8-bit weights as the floats that they stand for."""
+@contextlib.contextmanager
+def _opened(
+    folder: str | os.PathLike[str], over: Mesh | None, wide: Any, head_in_8_bits: bool
+) -> Iterator[tuple[Config, Mapping[str, Any]]]:
+    """Sizes and tensors of a folder; as floats of the dtype `wide`, if it is given."""
+    config = read(folder)
+    with jaxfp8.checkpoint.open(folder, sharding=sharding(over)) as tensors:
+        given = tensors if wide is None else Floats(tensors, wide)
+        yield with_head_in_8_bits(config, given) if head_in_8_bits else (config, given)
 
-    def __init__(self, tensors: jaxfp8.typing.Checkpoint, dtype: Any) -> None:
-        self.tensors, self.dtype = tensors, dtype
 
-    def __getitem__(self, name: str) -> jax.Array:
-        tensor = self.tensors[name]
-        if isinstance(tensor, jaxfp8.QArray):
-            return jaxfp8.dequantize(tensor, self.dtype)
-        return tensor.astype(self.dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def shape(self, name: str) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of a tensor, which `jaxfp8.nnx.load` asks for before it reads any."""
-        return jax.ShapeDtypeStruct(self.tensors.shape(name).shape, self.dtype)
+def with_head_in_8_bits(
+    config: Config, tensors: Mapping[str, Any]
+) -> tuple[Config, Mapping[str, Any]]:
+    """Sizes and tensors of the same decoder with its head in FP8, and tied no more."""
+    return dataclasses.replace(config, tied=False), HeadIn8Bits(tensors, config.tied)

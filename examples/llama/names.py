@@ -7,6 +7,8 @@ import re
 import jaxfp8.nnx
 from llama.config import Config
 
+# The table of tokens, and the product to the vocabulary.
+TOKENS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # By kind of projection, what Mixtral calls it.
 KINDS = {"gate": "w1", "up": "w3", "down": "w2"}
 

@@ -62,6 +62,8 @@ class Server:
         results of the last time.
       empty: caches for a number of texts of a length.
       how: the choice of tokens.
+      looked_up: bytes of parameters of which a step reads single rows: of the table of tokens, if
+        it is not the head.
     """
 
     config: Config
@@ -71,11 +73,17 @@ class Server:
     decode_chunk: Callable[..., Any]
     empty: Callable[[int, int], Any]
     how: Sampling
+    looked_up: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the parameters, scales included."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+        return nbytes(self.params)
+
+
+def nbytes(params: Any) -> int:
+    """Bytes of the arrays of a tree, each array once."""
+    return sum({id(leaf): leaf.nbytes for leaf in jax.tree.leaves(params)}.values())
 
 
 def server(
@@ -98,7 +106,9 @@ def server(
     def program(recipe: Callable[[jaxfp8.Recipe], jaxfp8.Recipe]) -> Any:
         for _, layer in nnx.iter_modules(model):
             if isinstance(layer, jaxfp8.nnx.EightBitLayer):
-                layer.recipe = recipe(layer.recipe)
+                # A row of each text alone meets the head, at prefill too.
+                own = w8a16 if isinstance(layer, jaxfp8.nnx.Embed) else recipe
+                layer.recipe = own(layer.recipe)
         graph, state = nnx.split(model)
         # A plain list of arrays: a call takes long to find hundreds of them in a state of nnx.
         leaves, tree = jax.tree.flatten(state)
@@ -110,7 +120,12 @@ def server(
 
     prefill, params = program(w8a8 if prefill_in_8_bits else w8a16)
     decode, _ = program(w8a16)
-    return compiled(config, params, prefill, decode, cache, how or Sampling(), stacked=False)
+    programs = prefill, decode
+    table = nnx.state(model.model.embed_tokens)
+    looked_up = 0 if config.tied else nbytes(table)
+    return compiled(
+        config, params, *programs, cache, how or Sampling(), stacked=False, looked_up=looked_up
+    )
 
 
 def compiled(
@@ -122,6 +137,7 @@ def compiled(
     how: Sampling,
     *,
     stacked: bool,
+    looked_up: int,
 ) -> Server:
     """A server of two functions like `Decoder.__call__`, whose first argument are parameters.
 
@@ -163,7 +179,8 @@ def compiled(
         return [caches.empty(config, batch, length, cache) for _ in range(config.layers)]
 
     programs = {"prefill": first, "decode": following, "decode_chunk": chunk}
-    return Server(config=config, params=params, **programs, empty=empty, how=how)
+    settings: dict[str, Any] = {"empty": empty, "how": how, "looked_up": looked_up}
+    return Server(config=config, params=params, **programs, **settings)
 
 
 def usual_chunk() -> int:

@@ -34,7 +34,7 @@ def logits(kind, rows):
 
 
 def counted_by_sorting(how, row):
-    """Which tokens count, bool [vocabulary]: those above each rank of the sorted row, in float64."""
+    """Which tokens count, bool [vocabulary], by ranks in float64."""
     row = row.astype(np.float64)
     if how.top_k:
         row = np.where(row >= np.sort(row)[::-1][min(how.top_k, row.size) - 1], row, -np.inf)
