@@ -59,11 +59,11 @@ def measure(
     servers: Mapping[str, Server], prompts: Sequence[Sequence[int]], number: int, repeat: int
 ) -> dict[str, Speed]:
     """Medians by name of prefill of prompts and of `number` steps of decode behind it."""
-    ids, lengths = pad(prompts)
-    slots, logits = room(ids, number), {}
+    slots, logits = room(pad(prompts)[0], number), {}
+    tokens = sum(map(len, prompts))
 
     def once(name: str) -> tuple[float, float]:
-        made = servers[name]
+        made, (ids, lengths) = servers[name], pad(prompts)  # decode takes the lengths away
         cache = jax.block_until_ready(made.empty(len(prompts), slots))
         start = time.perf_counter()
         scores, cache = jax.block_until_ready(made.prefill(made.params, ids, lengths, cache))
@@ -72,12 +72,12 @@ def measure(
         return seconds, _decode(made, token, lengths, cache, number)
 
     taken, copied = _medians(servers, once, repeat), copy_rate()
-    filled = float(lengths.mean()) + number / 2
+    filled = tokens / len(prompts) + number / 2
     exact = [*logits.values()][-1]
     return {
         name: dataclasses.replace(
             _speed(servers[name], len(prompts), slots, filled, decode / number, copied),
-            prefill=float(lengths.sum()) / prefill,
+            prefill=tokens / prefill,
             off=float(jnp.linalg.norm(logits[name] - exact) / jnp.linalg.norm(exact)),
         )
         for name, (prefill, decode) in taken.items()

@@ -13,8 +13,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-# Bits of the least logit that a pass finds: it compares each logit with 2 ** BITS - 1 edges.
-BITS = 4
+# Bits of the least logit that a pass finds by platform: it compares each logit with 2 ** bits - 1
+# edges. A CPU waits for comparisons: with one bit top_p of 128256 logits takes 4 ms, with four 23,
+# and a sort 73. A GPU waits for launches, and four bits take the fewest passes.
+BITS = {"cpu": 1, "gpu": 4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +75,9 @@ def _likeliest(logits: jax.Array, weights: jax.Array, bound: float) -> jax.Array
     sign = jnp.int32(-(2**31))
     ordered = jax.lax.bitcast_convert_type(bits ^ ((bits >> 31) | sign), jnp.uint32)
     least = jnp.zeros((logits.shape[0], 1), jnp.uint32)
-    for shift in range(32 - BITS, -1, -BITS):
-        edges = least + (jnp.arange(1, 2**BITS, dtype=jnp.uint32) << shift)
+    digits = BITS.get(jax.default_backend(), BITS["gpu"])
+    for shift in range(32 - digits, -1, -digits):
+        edges = least + (jnp.arange(1, 2**digits, dtype=jnp.uint32) << shift)
         above = ordered[:, None] >= edges[:, :, None]
         weight = jnp.sum(jnp.where(above, weights[:, None], 0), -1)
         digit = jnp.sum(weight >= bound, -1, keepdims=True, dtype=jnp.uint32)

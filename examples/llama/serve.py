@@ -178,9 +178,16 @@ def compiled(
             return caches.empty(config, batch, length, cache, config.layers)
         return [caches.empty(config, batch, length, cache) for _ in range(config.layers)]
 
-    programs = {"prefill": first, "decode": following, "decode_chunk": chunk}
-    settings: dict[str, Any] = {"empty": empty, "how": how, "looked_up": looked_up}
-    return Server(config=config, params=params, **programs, **settings)
+    return Server(
+        config=config,
+        params=params,
+        prefill=first,
+        decode=following,
+        decode_chunk=chunk,
+        empty=empty,
+        how=how,
+        looked_up=looked_up,
+    )
 
 
 def usual_chunk() -> int:

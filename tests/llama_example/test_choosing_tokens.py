@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llama import sampling
 from llama.sampling import Sampling, counted, sample
 
 HOWS = [
@@ -48,7 +49,9 @@ def counted_by_sorting(how, row):
 
 @pytest.mark.parametrize("how", HOWS, ids=name)
 @pytest.mark.parametrize("kind", ["normal", "ties", "negative", "masked"])
-def test_tokens_that_count_are_those_of_a_sorted_vocabulary(kind, how):
+@pytest.mark.parametrize("platform", sampling.BITS)
+def test_tokens_that_count_are_those_of_a_sorted_vocabulary(monkeypatch, platform, kind, how):
+    monkeypatch.setitem(sampling.BITS, "cpu", sampling.BITS[platform])
     rows = logits(kind, 12)
     got = np.isfinite(counted(how, jnp.asarray(rows)))
     np.testing.assert_array_equal(got, [counted_by_sorting(how, row) for row in rows])

@@ -315,7 +315,10 @@ def test_command_generates_and_compares(folder, capsys):
     out = capsys.readouterr().out
     assert "loaded in " in out
     assert "7 of 9 weights changed" in out and "\nb c a " in out
-    assert "\n8 bits " in out and "\nbfloat16 " in out
+    rows = {line[:12].strip(): line[12:].split() for line in out.splitlines()[-2:]}
+    assert [*rows] == ["8 bits", "bfloat16"]
+    # The last columns: a copy is measured on a GPU alone, and bfloat16 is compared with itself.
+    assert rows["bfloat16"][-2:] == ["-", "0.0%"] and 0 < float(rows["8 bits"][-1][:-1]) < 10
 
 
 @pytest.mark.parametrize("block", [None, 16], ids=["channel", "block"])
