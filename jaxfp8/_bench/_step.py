@@ -28,9 +28,17 @@ _FORMS = {
     _BF16: Kind(name="bf16", recipe=FLOATS, x_dtype=jnp.bfloat16, out_dtype=jnp.bfloat16),
 }
 _DELAYED = jaxfp8.DelayedScaling()
+_RECIPES = {
+    "delayed": _DELAYED,
+    "current": jaxfp8.CurrentScaling(),
+    "row": jaxfp8.CurrentScaling(granularity="channel"),
+    "block": jaxfp8.CurrentScaling(granularity="block"),
+}
 DOTS: dict[str, Callable[..., jax.Array]] = {
-    "jaxfp8 delayed": functools.partial(jaxfp8.fp8_dot_general, recipe=_DELAYED),
-    "jaxfp8 current": functools.partial(jaxfp8.fp8_dot_general, recipe=jaxfp8.CurrentScaling()),
+    **{
+        f"jaxfp8 {name}": functools.partial(jaxfp8.fp8_dot_general, recipe=recipe)
+        for name, recipe in _RECIPES.items()
+    },
     _BF16: jax.lax.dot_general,
 }
 # A name, a function of input, weights and a state, and these two. It returns the next state, too.

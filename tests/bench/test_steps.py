@@ -82,7 +82,8 @@ def test_gradients_of_a_training_step_are_those_of_bfloat16(kind):
     forms = case_of(kind).contenders
     gradients = {label: [form.enqueue() for _ in range(3)][-1] for label, form in forms.items()}
     exact = gradients.pop("XLA bf16")
-    assert list(gradients) == ["jaxfp8 delayed", "jaxfp8 current"]
+    recipes = ("delayed", "current", "row", "block")
+    assert list(gradients) == [f"jaxfp8 {recipe}" for recipe in recipes]
     down = exact[0]["down"] if kind == "train" else exact["down"][0]  # or stacked
     assert down.shape == (64, 128) and down.dtype == jnp.float32
     assert min(case_of(kind).temporary[name] for name in forms) > 0
