@@ -28,7 +28,7 @@ _FORMS = {
     _BF16: Kind(name="bf16", recipe=FLOATS, x_dtype=jnp.bfloat16, out_dtype=jnp.bfloat16),
 }
 _DELAYED = jaxfp8.DelayedScaling()
-_RECIPES = {
+_RECIPES: dict[str, jaxfp8.DelayedScaling | jaxfp8.CurrentScaling] = {
     "delayed": _DELAYED,
     "current": jaxfp8.CurrentScaling(),
     "row": jaxfp8.CurrentScaling(granularity="channel"),
