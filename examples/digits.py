@@ -167,7 +167,9 @@ TRAINERS = {"linen": train_linen, "nnx": train_nnx}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table; the exit code says whether FP8 was as good as bfloat16."""
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--api", nargs="+", choices=TRAINERS, default=list(TRAINERS))
     parser.add_argument("--net", nargs="+", choices=["mlp", "conv"], default=["mlp", "conv"])

@@ -23,7 +23,9 @@ and on text that was not trained on the perplexity and how often the next byte i
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoint", type=pathlib.Path, help="such as gpt_runs/bf16")
     parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=list(RECIPES))

@@ -28,7 +28,9 @@ and writes them (losses.json) and a picture of them (losses.png).
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=["bf16", "delayed"])
     parser.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -111,12 +112,14 @@ def _empty(stream: TextIO) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    strict = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
+    parser = strict(
         prog="python -m jaxfp8", description="8-bit matrix products that are real, in JAX."
     )
     version = f"jaxfp8 {_doctor.version_of('jaxfp8')}"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    named: Any = {"dest": "command", "metavar": "COMMAND", "parser_class": strict}
+    commands = parser.add_subparsers(required=True, **named)
     doctor = commands.add_parser(
         "doctor",
         help="what is installed, what runs, and the command that mends the rest",

@@ -49,6 +49,22 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--shape", "64x64"),
+        ("explain", "m:f", "--arg", "m:a"),
+        ("inspect", ".", "--js", "x"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_option_has_one_spelling(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        __main__.main(arguments)
+    assert stopped.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_explain_prints_the_report_with_the_users_line(folder):
     done = run_main(folder, "explain", "my_model:forward", "--args", "my_model:arguments")

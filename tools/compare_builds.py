@@ -184,7 +184,9 @@ def compare(libraries: list[ctypes.CDLL], case: Case, threads: int, rounds: int)
 def main() -> None:
     """Reads cases and prints a line for each."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("old")
     parser.add_argument("new")

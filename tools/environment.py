@@ -38,7 +38,7 @@ NEWS = re.compile(r"\s*(Collecting|Downloading|Building|Installing|Created|Succe
 
 def main() -> None:
     """Bring the environment up to date, or exit with a sentence on the missing part."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("venv", type=Path, help="folder of the environment")
     parser.add_argument("--constraints", type=Path, help="pip constraints file")
     parser.add_argument("--headers", type=Path, help="environment whose jaxlib has the headers")

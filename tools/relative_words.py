@@ -85,7 +85,7 @@ def sources(paths: Iterable[Path]) -> Iterator[Path]:
 
 def main() -> None:
     """Prints the figure, and the worst sentences if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--worst", type=int, default=0, metavar="N")
     parser.add_argument("paths", nargs="*", type=Path, default=[ROOT / "jaxfp8", ROOT / "ffi"])
     options = parser.parse_args()

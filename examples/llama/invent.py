@@ -233,7 +233,9 @@ def _codes(random: np.random.Generator, shape: tuple[int, int], block: int | Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--like", choices=SIZES, default="small")

@@ -66,6 +66,7 @@ def _tracked(progress: Progress, items: Sequence[T], title: str) -> Iterator[T]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="minilm_demo",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
