@@ -59,7 +59,7 @@ CASES |= {
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 CURVES = {
     "relu": lambda y: np.maximum(y, 0),
-    "silu": lambda y: y / (1 + np.exp(-y)),
+    "silu": lambda y: y / (1 + np.exp(np.minimum(-y, 700))),
 }
 
 
@@ -77,7 +77,7 @@ def compiled(case, lhs, rhs, operands, **settings):
     called = {name for name, count in ffi.kernel_calls("cuda").items() if count > before[name]}
     assert called and called <= {"sm80_w8a16", "sm90_gemm"}
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+        assert one.tobytes() == other.tobytes()
     return first
 
 
