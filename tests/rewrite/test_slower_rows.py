@@ -163,7 +163,7 @@ WITH_AMX: dict[str, tuple[str, Case, Case]] = {
         product(64, 2048, 1024, INT8, INT8, 32, exponents=True),
         product(48, 1536, 384, INT8, INT8, 32),
     ),
-    "integers": ("amx_int8", in_integers(256), in_integers(16)),
+    "integers": ("amx_int8", in_integers(16), in_integers(8)),
     "integers, [K, N] stays": ("amx_int8", in_integers(256), in_integers(256, is_kn=True)),
     "small int8 weights": (
         "amx_bf16",
