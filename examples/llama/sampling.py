@@ -71,7 +71,8 @@ def _likeliest(logits: jax.Array, weights: jax.Array, bound: float) -> jax.Array
     The least of them is the largest edge with `sum(weights[logits >= edge]) >= bound`. Its bits are
     found from the top, as those of an integer in the order of the floats.
     """
-    bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+    equal = jnp.where(logits == 0, 0.0, logits)  # -0.0 is as likely as 0.0
+    bits = jax.lax.bitcast_convert_type(equal, jnp.int32)
     sign = jnp.int32(-(2**31))
     ordered = jax.lax.bitcast_convert_type(bits ^ ((bits >> 31) | sign), jnp.uint32)
     least = jnp.zeros((logits.shape[0], 1), jnp.uint32)

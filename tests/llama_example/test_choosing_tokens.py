@@ -96,6 +96,11 @@ def test_sampling_takes_likely_tokens_alone():
         assert set(sample(how, logits, key).tolist()) == allowed
 
 
+def test_both_zeros_are_equal_tokens():
+    got = counted(HOWS[0], jnp.array([[0.0, -0.0, -1.0], [-0.0, 0.0, -1.0]]))
+    np.testing.assert_array_equal(np.isfinite(got), [[True, True, False]] * 2)
+
+
 @pytest.mark.parametrize("how", [Sampling(), HOWS[5]], ids=["greedy", "drawn"])
 def test_no_program_sorts_a_vocabulary(how):
     text = sample.lower(how, jnp.zeros((2, 1000)), jax.random.key(0)).as_text()
