@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from llama import load, tokens
+from llama import options as shared
 from llama.measure import measure, table
 from llama.sampling import Sampling
 from llama.serve import Server, generate, server
@@ -60,11 +61,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids: 1,15043")
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate at most")
     parser.add_argument("--chunk", type=int, help="tokens that one program makes")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
+    shared.add_decoding(parser)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache", choices=("fp8", "bf16"), default="fp8")
     parser.add_argument(
         "--head",
         choices=load.HEADS,
@@ -73,9 +71,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--prefill", choices=("W8A8", "W8A16"), default="W8A8")
     parser.add_argument("--devices", type=int, default=1, help="split the model over so many")
-    parser.add_argument(
-        "--functions", action="store_true", help="as plain functions with a loop over the layers"
-    )
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -91,7 +86,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: Any) -> None:
-    how = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+    how = shared.sampling(options)
     over = load.mesh(options.devices) if options.devices > 1 else None
     start = time.perf_counter()
     made = _server(options, over, how)

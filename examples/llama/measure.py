@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from llama import functional, invent, load
+from llama import options as shared
 from llama.config import parse
 from llama.sampling import Sampling
 from llama.serve import Server, pad, room, server, usual_chunk
@@ -191,14 +192,13 @@ def table(speeds: Mapping[str, Speed]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures; returns the exit code."""
-    options = _parse(arguments)
+    options, how = _parse(arguments)
     said = dict(invent.SIZES[options.like])
     if options.layers is not None:
         said["num_hidden_layers"] = options.layers
     config = parse(said)
     # Arrays of their own: layers that share memory would be read from a cache.
     tensors = jax.tree.map(jnp.array, invent.tensors(config, None))
-    how = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
     servers = {}
     for head in options.head:
         own = (config, tensors)
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Sampling]:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         description=DESCRIPTION,
@@ -227,17 +227,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=1024, help="slots of the cache of a text")
     parser.add_argument("--tokens", type=int, default=64, help="steps to measure")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--cache", choices=("fp8", "bf16"), default="fp8")
-    parser.add_argument(
-        "--functions", action="store_true", help="as plain functions with a loop over the layers"
-    )
+    shared.add_decoding(parser)
     options = parser.parse_args(arguments)
+    try:
+        how = shared.sampling(options)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.repeat < 1:
+        parser.error("--repeat: give 1 or more")
     if not 0 < options.tokens <= options.length:
         parser.error(f"--tokens: 1 to {options.length} fit into a cache of that --length")
-    return options
+    return options, how
 
 
 if __name__ == "__main__":
