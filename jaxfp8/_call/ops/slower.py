@@ -23,7 +23,7 @@ from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 FASTER = "XLA's program is faster"
 _HOPPER, _BLACKWELL = xla_products.MEASURED_ON, 100
 _MANY = 64  # With more rows, XLA multiplies bfloat16 by AMX soon enough to pay for decoding.
-_SOME = 16  # Programs of fewer rows win.
+_SOME = 16  # Programs of one row win; none between was measured.
 _LEAVE = "leave it to XLA here"
 _TO_BFLOAT16 = f"convert the float32 operand to bfloat16, or {_LEAVE}"
 _CONSTANT_SCALES = f"use scales that are constant along the contracted axis, or {_LEAVE}"

@@ -38,7 +38,6 @@ from jaxfp8._rewrite.regions.registry import Region, walk_inside
 from jaxfp8._rewrite.rules import dot, scaled_products
 from jaxfp8._value import compat, dtypes
 
-_DOTS = dot.NAMES
 # The second rounding of `compute="int8"`.
 _IN_INT8 = Quantization(dtype=np.int8)
 
@@ -136,11 +135,11 @@ class Rounding(Walk):
     def concerns(self, op: Op) -> bool:
         """Whether a region holds a dot."""
         inside = itertools.chain(*map(graph.equations, compat.subjaxprs(op.equation)))
-        return any(eqn.primitive.name in _DOTS for eqn in inside)
+        return any(eqn.primitive.name in dot.NAMES for eqn in inside)
 
     def equation(self, eqn: Equation, inputs: Sequence[Value], callers: Callers) -> Sequence[Value]:
         """Add an equation to the graph, with roundings before it if it is a chosen dot."""
-        if eqn.primitive.name in _DOTS:
+        if eqn.primitive.name in dot.NAMES:
             return self._dot(graph.equation_op(eqn, inputs, callers))
         if scaled_products.is_one(eqn):  # its operands are in 8 bits already
             op = graph.equation_op(eqn, inputs, callers)
