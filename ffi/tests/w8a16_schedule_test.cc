@@ -238,7 +238,11 @@ void CheckGroups() {
          "groups of K are refused");
   Problem p = few;
   p.bias = {DType::kF32, 0, 0, 1};
-  Expect(!WhyNotProblem(p, device).ok(), "a bias of groups is refused");
+  Expect(WhyNotProblem(p, device).ok(), "a bias of all groups is taken");
+  p.bias.batch_stride = p.columns;
+  Expect(WhyNotProblem(p, device).ok(), "a bias of each group, too");
+  p.bias.row_stride = p.columns;
+  Expect(!WhyNotProblem(p, device).ok(), "a bias of each row is refused");
   p = few, p.lhs.dtype = DType::kE4M3, p.rows = 10;
   Expect(!WhyNotProblem(p, device).ok(), "groups of 8-bit rows are refused");
 }
