@@ -184,10 +184,33 @@ def test_a_kind_that_lost_beside_amx_stays_as_written(
 ) -> None:
     path, (fun, args), kept = WITH_AMX[case]
     monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"other": "it cannot", path: ""})
-    assert len(jaxfp8.explain(fun, target=CPU)(*args).matched) == 1  # without AMX
+    monkeypatch.setattr(ffi, "cpu_features", lambda: "avx2")
+    assert len(jaxfp8.explain(fun, target=CPU)(*args).matched) == 1
     monkeypatch.setattr(ffi, "cpu_features", lambda: AMX)
     (site,) = jaxfp8.explain(fun, target=CPU)(*args).missed
     assert re.match(rf"XLA's program is faster on this CPU: .*`{path}`", site.reason)
+    assert count(jaxfp8.rewrite(fun, target=CPU), *args) == 0
+    assert len(jaxfp8.explain(kept[0], target=CPU)(*kept[1]).matched) == 1
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        product(64, 384, 768, F32, INT8, 128),
+        product(256, 6144, 768, F32, INT8, 128),
+        product(256, 384, 768, BF16, INT8, 128),
+    ],
+    ids=["fewer rows", "more columns", "bfloat16"],
+)
+@pytest.mark.parametrize("dtype", [F32, F16], ids=["float32", "float16"])
+def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
+    dtype: Any, kept: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"other": "it cannot", "avx512_vbmi": ""})
+    monkeypatch.setattr(ffi, "cpu_features", lambda: AMX.removesuffix(" amx"))
+    fun, args = product(100, 384, 768, dtype, INT8, 128)
+    (site,) = jaxfp8.explain(fun, target=CPU)(*args).missed
+    assert "as XLA does, and 294912 values save less" in site.reason
     assert count(jaxfp8.rewrite(fun, target=CPU), *args) == 0
     assert len(jaxfp8.explain(kept[0], target=CPU)(*kept[1]).matched) == 1
 
@@ -207,8 +230,8 @@ def test_an_operation_that_only_saves_memory_says_so(monkeypatch: pytest.MonkeyP
 
 def test_a_row_names_its_machine_and_its_run() -> None:
     for row in slower.ROWS:
-        assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx")
-        assert re.match("H100: |H200: |Xeon: |not measured: ", row.seen), row.seen
+        assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx", "avx512")
+        assert re.match("H100: |H200: |Xeon: |Zen 4: |not measured: ", row.seen), row.seen
 
 
 def test_a_captured_product_of_floats_is_not_compared_with_one_of_integers(

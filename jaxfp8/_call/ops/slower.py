@@ -2,8 +2,9 @@
 
 `ROWS` is the one table. The first row about a product counts, and tells which run set it. A speed
 is XLA's time for the function as written over the time with the call, so below 1x the call loses.
-H200 and Xeon stand for `python -m jaxfp8 bench --never-slower --quick` of 2026-11-28: an NVIDIA
-H200, and four threads of an Intel Xeon with AMX, jax 0.11.2.
+H200, Xeon and Zen 4 stand for `python -m jaxfp8 bench --never-slower --quick`: on 2026-11-28 an
+NVIDIA H200, and four threads of an Intel Xeon with AMX, jax 0.11.2; on 2026-11-29 two cores of an
+AMD Zen 4 with two seeds, jax 0.10.0.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class Row:
     """Products that XLA computes sooner.
 
     Attributes:
-      on: the machine: "cuda", "cuda:90" (Hopper), "cuda:100+", or "amx", a CPU.
+      on: the machine: "cuda", "cuda:90" (Hopper), "cuda:100+"; "amx", a CPU, or "avx512", a CPU
+        with AVX-512 VBMI and without AMX.
       about: whether the row is about a product.
       does: what its kernel does instead.
       remedy: what to change.
@@ -346,6 +348,21 @@ ROWS = (
         "1.01x (e4m3); alone, int8 products of these sizes 1.03x to 1.09x; 512 x 768 x 768 in e5m2 "
         "1.01x, 256 x 768 x 3072 in e4m3 1.36x; programs of Llama 1B 1.4x to 1.7x",
     ),
+    Row(
+        on="avx512",
+        about=lambda p: (
+            p.path == "avx512_vbmi"
+            and p.wide in ("float32", "float16")
+            and p.batches == 1
+            and p.rows > _MANY
+            and p.stored <= 9 << 18
+        ),
+        does="multiplies in float32, as XLA does, and {p.stored} values save less",
+        remedy=_TO_BFLOAT16,
+        seen="Zen 4: 0.75x and 0.79x (256 x 768 x 3072, int8), 0.84x (8192 x 384 x 384, MX), 13 of "
+        "23 below 1.00x and two above 1.18x; 1.25x to 2.1x with 48 and 64 rows, 1.77x and more "
+        "with 100 rows of larger weights; bfloat16 with zero points 0.94x to 1.57x",
+    ),
 )
 
 
@@ -393,7 +410,8 @@ def only_saves_memory(spec: ScaledDotSpec, platform: str) -> str:
 def _machines(platform: str) -> set[str]:
     """The names in the table for the target."""
     if platform == "cpu":
-        return {"amx"} & set(ffi.cpu_features().split())
+        features = ffi.cpu_features().split()
+        return {"amx"} if "amx" in features else {"avx512"} if "avx512_vbmi" in features else set()
     capability = targets.compute_capability() if platform == "cuda" else None
     if capability is None:
         return set()
