@@ -16,7 +16,8 @@ _TIMES = ("form", "devices", "time", "spread", "speedup", "efficiency", "of bf16
 HEAD = (*_TIMES, "sent", "bf16 sent", "in collectives")
 # Kernels of NCCL, and of XLA where it has its own; or the instruction that they belong to.
 _COLLECTIVE = re.compile(
-    r"nccl|all[-_]?reduce|all[-_]?gather|reduce[-_]?scatter|all[-_]?to[-_]?all|collective|permute",
+    r"nccl|all[-_]?reduce|all[-_]?gather|reduce[-_]?scatter|all[-_]?to[-_]?all|collective|permute"
+    r"|^p(?:sum|max|min)",  # an all-reduce that JAX wrote, inside a fusion of XLA
     re.IGNORECASE,
 )
 
