@@ -22,8 +22,9 @@ SETTINGS = {
 }
 
 
-def layer(settings, axis_name=None):
+def layer(settings, axis_name=None, capacity_factor=None):
     """Parameters, and a function of them and of tokens."""
+    spread = experts.Spread(axis_name=axis_name, capacity_factor=capacity_factor)
     count, gated = settings["num_experts"], settings.get("gated", True)
     keys = jax.random.split(jax.random.key(count), 4)
     params = {
@@ -44,7 +45,7 @@ def layer(settings, axis_name=None):
             return jax.lax.ragged_dot(h, params["down"], sizes)
 
         routed = routing(x @ params["router"], params.get("selection_bias"))
-        return experts.mixture(x, routed, count, network, axis_name)
+        return experts.mixture(x, routed, count, network, spread)
 
     return params, run
 

@@ -3,14 +3,17 @@
     logits [T, E] --route--> weights, experts [T, k] --sort--> rows [T k, D], sizes [E]
     y [T, D]  <--sum over k of weight * row--  network(rows, sizes)
 
-Shapes are static, and no token is dropped: group sizes alone depend on data.
+Shapes are static, and no token is dropped: group sizes alone depend on data. Devices that exchange
+rows have a capacity, and drop what exceeds it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Literal
 
 import jax
@@ -26,7 +29,9 @@ from jaxfp8._value.errors import message, shown
 Network = Callable[[jax.Array, jax.Array], jax.Array]
 # Added to a sum of scores, as DeepSeek does: sigmoids may all be zero.
 _TINY = 1e-20
-_PERMUTES: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
+# Modes of a gather: every index is a row, or one behind the last row gives zeros.
+_INSIDE, _FILL = "promise_in_bounds", "fill"
+_PERMUTES: dict[str, Any] = {"mode": _INSIDE, "unique_indices": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,12 +125,7 @@ class Routed:
 
 
 def mixture(
-    x: jax.Array,
-    routed: Routed,
-    experts: int,
-    network: Network,
-    axis_name: str | None = None,
-    recipe: Recipe | None = None,
+    x: jax.Array, routed: Routed, experts: int, network: Network, spread: Spread
 ) -> jax.Array:
     """The weighted sum of the experts' outputs for each token.
 
@@ -134,24 +134,112 @@ def mixture(
       routed: the choice of experts, with the same leading axes.
       experts: number of experts.
       network: computes rows sorted by expert, given the number of rows of each.
-      axis_name: a manual mesh axis that splits tokens and experts. Each device gathers all tokens,
-        computes its own experts, and the sums are scattered.
-      recipe: of the first product. If it rounds each token by itself, tokens travel in 8 bits.
+      spread: how devices share tokens and experts.
     """
     width, top_k = x.shape[-1], routed.experts.shape[-1]
     rows, chosen = x.reshape(-1, width), routed.experts.reshape(-1, top_k)
-    weights, own = routed.weights.reshape(-1, top_k), here(experts, axis_name)
-    if axis_name is not None:
-        gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
-        weights, chosen = gather(weights), gather(chosen)
-        rows = _in_8_bits(recipe, axis_name, rows) if _rounds_tokens(recipe, x) else gather(rows)
-        chosen = chosen - jax.lax.axis_index(axis_name) * own
+    weights, own = routed.weights.reshape(-1, top_k), here(experts, spread.axis_name)
+    if spread.axis_name is None:
+        y = _sum(weights, _computed(rows, chosen, own, network))
+    elif spread.capacity_factor is None:
+        weights, chosen = spread.send(weights), spread.send(chosen)
+        chosen = chosen - jax.lax.axis_index(spread.axis_name) * own
         elsewhere = (chosen < 0) | (chosen >= own)
         chosen, weights = jnp.where(elsewhere, own, chosen), jnp.where(elsewhere, 0, weights)
-    y = _mixed(rows, weights, chosen, own, network)
-    if axis_name is not None:
-        y = jax.lax.psum_scatter(y, axis_name, tiled=True)
+        y = spread.give_back(
+            _sum(weights, _computed(spread.send_tokens(rows), chosen, own, network))
+        )
+    else:
+        sources, slots = spread.slots(chosen, own)
+        numbers = (chosen % own).reshape(-1).at[sources].get(mode="fill", fill_value=own)
+        rows = spread.send_tokens(_taken(top_k, _FILL, rows, sources, slots))
+        y = _computed(rows, spread.send(numbers)[:, None], own, network)[:, 0]
+        y = _taken(1, _FILL, spread.give_back(y), slots, sources)
+        y = _sum(weights, y.reshape(*chosen.shape, y.shape[-1]))
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How devices share tokens and experts.
+
+    Attributes:
+      axis_name: a manual mesh axis that splits both; None for one device.
+      capacity_factor: None if each device gathers all tokens, computes its own experts, and the
+        sums are scattered. Or rows go to the device of their expert and return: each pair of
+        devices has slots for so many times the even share of rows.
+      recipe: of the first product. If it rounds each token by itself, tokens travel in 8 bits.
+    """
+
+    axis_name: str | None = None
+    capacity_factor: float | None = None
+    recipe: Recipe | None = None
+
+    def send(self, x: jax.Array) -> jax.Array:
+        """The leading axis of all devices, or the parts of it that are for this one."""
+        if self.capacity_factor is None:
+            return jax.lax.all_gather(x, self.axis_name, tiled=True)
+        return self._exchange(x)
+
+    def give_back(self, y: jax.Array) -> jax.Array:
+        """The transpose of `send`."""
+        if self.capacity_factor is None:
+            return jax.lax.psum_scatter(y, self.axis_name, tiled=True)
+        return self._exchange(y)
+
+    def _exchange(self, x: jax.Array) -> jax.Array:
+        return jax.lax.all_to_all(x, self.axis_name, 0, 0, tiled=True)
+
+    def send_tokens(self, x: jax.Array) -> jax.Array:
+        """`send` for tokens [T, D], as codes and scales if the recipe has scales for each."""
+        return _in_8_bits(self, x) if _rounds_tokens(self.recipe, x) else self.send(x)
+
+    def slots(self, chosen: jax.Array, own: int) -> tuple[jax.Array, jax.Array]:
+        """Which rows go to which device: rows of earlier tokens first.
+
+        Args:
+          chosen: experts [T, k].
+          own: number of experts on each device.
+
+        Returns:
+          The row in each slot [devices * capacity], T k if it is empty; and the slot of each row
+          [T k], devices * capacity if it is dropped.
+        """
+        assert self.axis_name is not None and self.capacity_factor is not None
+        devices, (tokens, top_k) = jax.lax.axis_size(self.axis_name), chosen.shape
+        share = math.ceil(self.capacity_factor * chosen.size / devices)
+        capacity = min(share, tokens * min(top_k, own))  # experts of one token differ
+        goal = (chosen // own).reshape(-1)
+        order, sizes = jnp.argsort(goal, stable=True), jnp.bincount(goal, length=devices)
+        goal = goal[order]
+        place = jnp.arange(order.size, dtype=order.dtype) - (jnp.cumsum(sizes) - sizes)[goal]
+        slot = jnp.where(place < capacity, goal * capacity + place, devices * capacity)
+        slots = jnp.zeros_like(order).at[order].set(slot.astype(order.dtype), **_PERMUTES)
+        sources = jnp.full(devices * capacity, order.size, order.dtype)
+        return sources.at[slot].set(order, mode="drop"), slots
+
+    def dropped(self, chosen: jax.Array, experts: int) -> jax.Array:
+        """Number of rows of this device's tokens without a slot."""
+        if self.capacity_factor is None:
+            return jnp.zeros((), jnp.int32)
+        chosen = chosen.reshape(-1, chosen.shape[-1])
+        sources, slots = self.slots(chosen, here(experts, self.axis_name))
+        return (slots == sources.size).sum(dtype=jnp.int32)
+
+    def check(self, operation: str) -> None:
+        """Refuses a capacity that is no positive number, or without an axis."""
+        factor, name = self.capacity_factor, "`capacity_factor`"
+        if factor is None:
+            return
+        is_number = isinstance(factor, Real) and not isinstance(factor, bool)
+        if not is_number or not 0 < factor < math.inf:
+            needs = "a number above 0 is needed"
+            remedy = "give a multiple of the even share of rows, such as 1.5, or None to gather"
+            raise ValueError(message(operation, name, f"is {shown(factor)}", needs, remedy))
+        if self.axis_name is None:
+            needs = "devices exchange rows along a mesh axis"
+            remedy = "give `axis_name` inside `jax.shard_map`, or None on one device"
+            raise ValueError(message(operation, name, f"is {shown(factor)}", needs, remedy))
 
 
 def _rounds_tokens(recipe: Recipe | None, x: jax.Array) -> bool:
@@ -160,25 +248,23 @@ def _rounds_tokens(recipe: Recipe | None, x: jax.Array) -> bool:
     return how is not None and not how.static and how.tiles((1, x.shape[-1]), (1,)).get(0) == 1
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _in_8_bits(recipe: Recipe, axis_name: str, x: jax.Array) -> jax.Array:
-    """Tokens of all devices, which travel as codes and scales; gradients pass as they are.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_8_bits(spread: Spread, x: jax.Array) -> jax.Array:
+    """`send` of tokens, which travel as codes and scales; gradients return as they are.
 
     The product rounds them again. That changes no code of float32 tokens.
     """
-    gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, tiled=True)
-    assert recipe.activation is not None
-    codes = recipe.activation.quantize(x, (1,))
-    return dequantize(jax.tree.map(functools.partial(dtypes.moved, gather), codes), x.dtype)
+    assert spread.recipe is not None and spread.recipe.activation is not None
+    codes = spread.recipe.activation.quantize(x, (1,))
+    return dequantize(jax.tree.map(functools.partial(dtypes.moved, spread.send), codes), x.dtype)
 
 
-def _send(recipe: Recipe, axis_name: str, x: jax.Array) -> tuple[jax.Array, None]:
-    return _in_8_bits(recipe, axis_name, x), None
+def _send(spread: Spread, x: jax.Array) -> tuple[jax.Array, None]:
+    return _in_8_bits(spread, x), None
 
 
-def _send_back(recipe: Recipe, axis_name: str, _: None, dy: jax.Array) -> tuple[jax.Array]:
-    del recipe
-    return (jax.lax.psum_scatter(dy, axis_name, tiled=True),)
+def _send_back(spread: Spread, _: None, dy: jax.Array) -> tuple[jax.Array]:
+    return (spread.give_back(dy),)
 
 
 _in_8_bits.defvjp(_send, _send_back)
@@ -200,42 +286,52 @@ def here(experts: int, axis_name: str | None) -> int:
     return experts // devices
 
 
-def _mixed(
-    x: jax.Array, weights: jax.Array, chosen: jax.Array, experts: int, network: Network
-) -> jax.Array:
-    """Tokens [T, D] through the experts [T, k].
+def _computed(x: jax.Array, chosen: jax.Array, experts: int, network: Network) -> jax.Array:
+    """Rows [T, D] through the experts [T, k], as [T, k, D].
 
-    The index `experts` means no expert on this device; such rows add 0.
+    The index `experts` means no expert on this device; such rows give 0.
     """
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     numbers = jnp.arange(order.size, dtype=order.dtype)
     places = jnp.zeros_like(order).at[order].set(numbers, **_PERMUTES)  # the inverse of `order`
     sizes = jnp.bincount(flat, length=experts).astype(jnp.int32)
-    y = network(_taken(chosen.shape[1], x, order, places), sizes)
-    back = _taken(1, y, places, order).reshape(*chosen.shape, y.shape[-1])
+    y = network(_taken(chosen.shape[1], _INSIDE, x, order, places), sizes)
+    back = _taken(1, _INSIDE, y, places, order).reshape(*chosen.shape, y.shape[-1])
     # Rows of nobody may hold anything, and zero times NaN is NaN.
-    back = jnp.where((chosen < experts)[..., None], back, jnp.zeros((), y.dtype))
-    total = jnp.einsum("tk,tkd->td", weights, back, preferred_element_type=jnp.float32)
+    return jnp.where((chosen < experts)[..., None], back, jnp.zeros((), y.dtype))
+
+
+def _sum(weights: jax.Array, y: jax.Array) -> jax.Array:
+    """The sum over k of weights [T, k] times rows [T, k, D]."""
+    total = jnp.einsum("tk,tkd->td", weights, y, preferred_element_type=jnp.float32)
     return total.astype(y.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _taken(top_k: int, x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _taken(top_k: int, mode: str, x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
     """Rows, each `top_k` times, in an order with a known inverse.
 
     The gradient gathers, too. That of plain indexing would add into rows, one by one on a GPU.
     """
     del inverse
-    return x.at[order // top_k].get(mode="promise_in_bounds")
+    return _rows(mode, x, order // top_k)
 
 
-def _take(top_k: int, x: jax.Array, order: jax.Array, inverse: jax.Array) -> tuple[Any, jax.Array]:
-    return _taken(top_k, x, order, inverse), inverse
+def _rows(mode: str, x: jax.Array, numbers: jax.Array) -> jax.Array:
+    return x.at[numbers].get(mode=mode, fill_value=0 if mode == _FILL else None)
 
 
-def _give_back(top_k: int, inverse: jax.Array, dy: jax.Array) -> tuple[jax.Array, None, None]:
-    rows = dy.at[inverse].get(**_PERMUTES)
+def _take(
+    top_k: int, mode: str, x: jax.Array, order: jax.Array, inverse: jax.Array
+) -> tuple[Any, jax.Array]:
+    return _taken(top_k, mode, x, order, inverse), inverse
+
+
+def _give_back(
+    top_k: int, mode: str, inverse: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, None, None]:
+    rows = _rows(mode, dy, inverse)
     return rows.reshape(inverse.size // top_k, top_k, dy.shape[-1]).sum(1), None, None
 
 

@@ -101,7 +101,7 @@ class Router(nn.Dense):
 
 
 class MoE(nn.Module):
-    """A dropless mixture of experts: each token is computed by its `top_k` experts.
+    """A mixture of experts: each token is computed by its `top_k` experts.
 
     It is `jaxfp8.nnx.MoE`, with parameters of the same names and shapes. Its `recipe` holds experts
     and shared experts in 8 bits; the router stays in floats. `MoE(recipe=None)` gives the float
@@ -116,6 +116,8 @@ class MoE(nn.Module):
       shared_features: hidden size of an expert for all tokens; 0 for none.
       use_shared_gate, use_bias, glu: as in `jaxfp8.nnx.MoE`.
       axis_name: inside `jax.shard_map`, the mesh axis that splits tokens and experts.
+      capacity_factor: None to gather tokens over this axis, or a number to exchange rows, as in
+        `jaxfp8.nnx.MoE`.
       dtype: dtype of the experts; by default the promotion of input and `param_dtype`.
       param_dtype: dtype of all parameters before they are quantised.
       precision: as in `jaxfp8.ragged_dot`.
@@ -150,6 +152,7 @@ class MoE(nn.Module):
     use_bias: bool = False
     glu: Any = None
     axis_name: str | None = None
+    capacity_factor: float | None = None
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     precision: Any = None
@@ -172,8 +175,7 @@ class MoE(nn.Module):
         def network(rows: jax.Array, sizes: jax.Array) -> jax.Array:
             return down(hidden(up(rows, sizes)), sizes)
 
-        count = self.num_experts
-        y = experts.mixture(x, routed, count, network, self.axis_name, self.recipe)
+        y = experts.mixture(x, routed, self.num_experts, network, self._spread())
         if not self.shared_features:
             return y
         rows = hidden(self._shared("shared_up", hidden.width * self.shared_features)(x))
@@ -187,6 +189,16 @@ class MoE(nn.Module):
         experts.check_sizes(_OPERATION, **sizes)
         least = int(self.use_shared_gate)
         experts.check_sizes(_OPERATION, least=least, shared_features=self.shared_features)
+        self._spread().check(_OPERATION)
+
+    def _spread(self) -> experts.Spread:
+        names = ("axis_name", "capacity_factor", "recipe")
+        return experts.Spread(**{name: getattr(self, name) for name in names})
+
+    def dropped(self, inputs: ArrayLike) -> jax.Array:
+        """Number of rows that this device drops, a row being a token at one of its experts."""
+        self._check()
+        return self._spread().dropped(self.route(inputs).experts, self.num_experts)
 
     @nn.compact
     def route(self, inputs: ArrayLike) -> experts.Routed:

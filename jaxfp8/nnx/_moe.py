@@ -23,15 +23,16 @@ class Router(nnx.Linear):
 
 
 class MoE(nnx.Module):
-    """A dropless mixture of experts: each token is computed by its `top_k` experts.
+    """A mixture of experts: each token is computed by its `top_k` experts.
 
         s = softmax(x @ router)              or the sigmoid of each score
         y = sum over the top_k of s[e] * down[e](act(gate[e](x)) * up[e](x))  [+ shared(x)]
 
     Rows are sorted by expert and multiplied in groups, gate and up in one product. So each expert
-    computes its own tokens alone, shapes are static, and no token is dropped. The layers inside are
-    `GroupedLinear`s and `nnx.Linear`s: `jaxfp8.nnx.quantize`, `fp8_training`, `load` and `report`
-    treat them as any other layer. The router stays in floats.
+    computes its own tokens alone, shapes are static, and no token is dropped, unless devices have a
+    `capacity_factor`. The layers inside are `GroupedLinear`s and `nnx.Linear`s:
+    `jaxfp8.nnx.quantize`, `fp8_training`, `load` and `report` treat them as any other layer. The
+    router stays in floats.
 
     Args:
       in_features: size of a token.
@@ -51,6 +52,9 @@ class MoE(nnx.Module):
       glu: a function of rows [..., 2 hidden_features] of gate and up to hidden rows, in place of
         `activation(gate) * up`.
       axis_name: inside `jax.shard_map`, the mesh axis that splits tokens and experts.
+      capacity_factor: None if each device gathers all tokens. A number makes devices exchange rows
+        by expert (all-to-all): of its T tokens a device sends at most capacity_factor * T * top_k /
+        devices rows to each one, and drops later tokens' rows beyond. They count as 0.
       dtype: dtype of the experts; by default the promotion of input and `param_dtype`. The router
         computes in float32.
       param_dtype: dtype of all parameters.
@@ -91,6 +95,7 @@ class MoE(nnx.Module):
         use_bias: bool = False,
         glu: Callable[[jax.Array], jax.Array] | None = None,
         axis_name: str | None = None,
+        capacity_factor: float | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         precision: Any = None,
@@ -111,6 +116,8 @@ class MoE(nnx.Module):
             top_groups=top_groups,
         )
         self.axis_name = axis_name
+        self.capacity_factor = capacity_factor
+        self._spread().check(_OPERATION)
         self.hidden = experts.Hidden(activation=activation, gated=gated, glu=glu)
         settings = {"param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         kinds = {"kernel_init": kernel_init, **settings}
@@ -150,13 +157,20 @@ class MoE(nnx.Module):
     def __call__(self, inputs: ArrayLike) -> jax.Array:
         """Applies the layer to tokens [..., in_features]."""
         x = experts.as_tokens(_OPERATION, inputs, self.router.in_features)
-        count = self.routing.num_experts
-        recipe = getattr(self.up, "recipe", None)
-        y = experts.mixture(x, self.route(x), count, self._experts, self.axis_name, recipe)
+        spread = self._spread(getattr(self.up, "recipe", None))
+        y = experts.mixture(x, self.route(x), self.routing.num_experts, self._experts, spread)
         if self.shared_up is None:
             return y
         gate = None if self.shared_gate is None else self.shared_gate(x)
         return y + experts.shared(self.shared_down(self.hidden(self.shared_up(x))), gate)
+
+    def dropped(self, inputs: ArrayLike) -> jax.Array:
+        """Number of rows that this device drops, a row being a token at one of its experts."""
+        return self._spread().dropped(self.route(inputs).experts, self.routing.num_experts)
+
+    def _spread(self, recipe: Any = None) -> experts.Spread:
+        factor = self.capacity_factor
+        return experts.Spread(axis_name=self.axis_name, capacity_factor=factor, recipe=recipe)
 
     def _experts(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         return self.down(self.hidden(self.up(rows, sizes)), sizes)
