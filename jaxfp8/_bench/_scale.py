@@ -1,7 +1,8 @@
 """`--devices N`: whole programs on 1, 2, 4 ... N devices, in 8 bits and in bfloat16.
 
 The mesh has two automatic axes. Axis d splits texts and, for training, weights (FSDP); axis m
-splits the columns, then the rows of each pair of layers. Experts are split by `shard_map` over d.
+splits the columns, then the rows of each pair of layers. Experts are split by `shard_map` over d:
+devices gather tokens, or exchange rows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ _SPLITS |= {name: P("d", "m") for name in ("out", "down")}
 _HEADS = P(None, "m", None, None)  # of a cache
 _TEXTS = P("d", None, None)
 _TRAINED = ("jaxfp8 delayed", FLOATS)
+# Of experts whose devices exchange rows: a usual factor of the even share.
+_CAPACITY = 1.25
 
 
 class Amounts(NamedTuple):
@@ -287,11 +290,21 @@ def _layer(amounts: Amounts, **more: Any) -> Any:
     )
 
 
-def _split_experts(mesh: Mesh, layer: Any, variables: Any) -> tuple[Any, Callable[..., Any]]:
+def _each_way(forms: Iterable[str], mesh: Mesh) -> Iterator[tuple[str, str, float | None]]:
+    """Names of forms whose devices gather tokens, then exchange rows; the form; its capacity."""
+    for form in forms:
+        yield form, form, None
+        if mesh.size > 1:
+            yield f"{form}, exchanged", form, _CAPACITY
+
+
+def _split_experts(
+    mesh: Mesh, layer: Any, variables: Any, capacity: float | None
+) -> tuple[Any, Callable[..., Any]]:
     """Variables on a mesh, and the layer on them: tokens and experts are split over d."""
     specs: dict[str, Any] = dict.fromkeys(variables, _WHOLE)
     specs["params"] = {"router": _WHOLE, "up": P("d"), "down": P("d")}
-    own = layer.copy(axis_name="d")
+    own = layer.copy(axis_name="d", capacity_factor=capacity)
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(specs, P("d")), out_specs=P("d"))
     def run(variables: Any, x: jax.Array) -> Any:
@@ -317,8 +330,8 @@ def _experts(amounts: Amounts) -> _Forms:
         held = {name: (narrow, jaxfp8.linen.quantize(narrow, variables, x)[0])} | held
 
     def on(mesh: Mesh) -> Iterator[_Form]:
-        for name, (layer, variables) in held.items():
-            placed, run = _split_experts(mesh, layer, variables)
+        for name, form, capacity in _each_way(held, mesh):
+            placed, run = _split_experts(mesh, *held[form], capacity)
             step = lambda x, variables, state, run=run: (run(variables, x), state)  # noqa: E731
             yield name, step, _put(mesh, x, P("d", None)), placed, ()
 
@@ -337,8 +350,8 @@ def _trained_experts(amounts: Amounts) -> _Forms:
 
     def on(mesh: Mesh) -> Iterator[_Form]:
         x = _put(mesh, bf16(0, amounts.tokens[1] * mesh.size, amounts.width), P("d", None))
-        for name, layer in layers.items():
-            variables, run = _split_experts(mesh, layer, made[name])
+        for name, form, capacity in _each_way(layers, mesh):
+            variables, run = _split_experts(mesh, layers[form], made[form], capacity)
             weights = variables.pop("params")
             # Each number of devices has scales of its own: a step overwrites them.
             yield (

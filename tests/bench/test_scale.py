@@ -197,6 +197,16 @@ def test_a_training_step_gathers_codes_on_a_mesh_of_two_axes(perceptron, monkeyp
     assert case.sent["jaxfp8 delayed x4"]["all-gather"] == 2 * 2 * 64 * 128 // 4
 
 
+def test_experts_exchange_rows_beside_gathering_tokens():
+    forms = _scale._experts(_scale.AMOUNTS["tiny"])
+    one, four = ({form for form, *_ in forms(_scale._mesh("cpu", n))} for n in (1, 4))
+    assert _scale.FLOATS in one and four == one | {f"{form}, exchanged" for form in one}
+    case = _scale._case("experts", "cpu", [4], lambda: forms, grows=False)
+    slots = 4 * 3  # 1.25 of the 2 rows that a device of 4 tokens sends to each
+    assert case.sent["XLA bf16, exchanged x4"] == {"all-to-all": slots * (2 * 2 * 64 + 4)}
+    assert "all-to-all" not in case.sent["XLA bf16 x4"]
+
+
 def test_scales_of_experts_are_those_of_one_number_of_devices():
     forms = _scale._trained_experts(_scale.AMOUNTS["tiny"])
     one, four = (list(forms(_scale._mesh("cpu", n))) for n in (1, 4))

@@ -221,3 +221,18 @@ def test_a_training_step_on_half_the_batch_each(mesh, mapped, recipe):
     close(got, want, 0.1)  # each shard may have a scale of its own
     if delayed:
         assert got[1].input.amax_history[0] == want[1].input.amax_history[0]
+
+
+@pytest.mark.parametrize("recipe", [jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC], ids=lambda r: r.name)
+@pytest.mark.parametrize("capacity", [None, 2], ids=["gathered", "exchanged"])
+def test_experts_of_two_devices(auto_mesh, recipe, capacity):
+    pytest.importorskip("flax")
+    import jaxfp8.linen
+
+    layer, x = jaxfp8.linen.MoE(256, 8, 2, dtype=jnp.bfloat16, recipe=recipe), normal(11, M, K)
+    variables = layer.init(jax.random.key(12), x)
+    split = layer.copy(axis_name="d", capacity_factor=capacity)
+    specs = {"params": {"router": P(), "up": P("d"), "down": P("d")}}
+    shares = {"in_specs": (specs, P("d")), "out_specs": P("d")}
+    program = jax.jit(jax.shard_map(split.apply, mesh=auto_mesh, **shares))
+    close(program(variables, x), jax.jit(layer.apply)(variables, x), 5e-3)
