@@ -87,6 +87,21 @@ def test_all_tokens_may_choose_one_expert():
     )
 
 
+def test_empty_slots_are_rows_of_no_expert():
+    model, variables, _ = linen_layer({"num_experts": 8, "top_k": 1})
+    x = tokens(24)
+    goal = model.apply(variables, x, method="route").experts[:, 0] // 2
+    spread = experts.Spread(operation="layer", axis_name="x", capacity_factor=ALL)
+
+    def run(x):
+        rows = lambda x, sizes: jnp.full_like(x, sizes.sum())  # noqa: E731
+        routed = model.apply(variables, x, method="route")
+        return experts.mixture(x, routed, 8, rows, spread)
+
+    y = jax.jit(jax.shard_map(run, mesh=auto_mesh(), in_specs=P("x"), out_specs=P("x")))(x)
+    close(y[:, 0], jnp.bincount(goal, length=4)[goal])
+
+
 def test_one_device_exchanges_with_itself():
     model, variables, _ = linen_layer(MIXTRAL)
     mesh, x = jax.make_mesh((1,), ("x",), (AxisType.Auto,), devices=jax.devices()[:1]), tokens(9)
@@ -144,6 +159,8 @@ def test_bytes_are_those_of_the_slots():
     slots = 4 * 6  # four devices, and 1.5 of the 4 rows that are the even share
     assert found[None] == slots * (2 * WIDTH + 2 * WIDTH + 4)  # tokens, results, experts
     assert found[jaxfp8.FP8_DYNAMIC] == slots * (WIDTH + 2 + 2 * WIDTH + 4)
+    most = bytes_sent(floats, variables, 1e308, x)
+    assert most == 4 * 16 * (2 * WIDTH + 2 * WIDTH + 4)  # all tokens of a device
     gathered = bytes_sent(floats, variables, None, x)
     assert found[None] < gathered / 2
 
@@ -175,7 +192,7 @@ def test_rows_of_later_tokens_are_dropped_and_count_as_nothing(factor):
             gate, other = jnp.split(jax.lax.ragged_dot(rows, up, sizes), 2, -1)
             return jax.lax.ragged_dot(jax.nn.silu(gate) * other, down, sizes)
 
-        return experts.mixture(x, chosen, 8, network, experts.Spread())
+        return experts.mixture(x, chosen, 8, network, experts.Spread(operation="layer"))
 
     count = jax.jit(exchanged(model, factor, method=lambda self, x: self.dropped(x)[None]))(
         variables, x

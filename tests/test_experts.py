@@ -22,9 +22,9 @@ SETTINGS = {
 }
 
 
-def layer(settings, axis_name=None, capacity_factor=None):
+def layer(settings, axis_name=None):
     """Parameters, and a function of them and of tokens."""
-    spread = experts.Spread(axis_name=axis_name, capacity_factor=capacity_factor)
+    spread = experts.Spread(operation="layer", axis_name=axis_name)
     count, gated = settings["num_experts"], settings.get("gated", True)
     keys = jax.random.split(jax.random.key(count), 4)
     params = {

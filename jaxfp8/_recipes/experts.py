@@ -164,6 +164,7 @@ class Spread:
     """How devices share tokens and experts.
 
     Attributes:
+      operation: the layer, for errors.
       axis_name: a manual mesh axis that splits both; None for one device.
       capacity_factor: None if each device gathers all tokens, computes its own experts, and the
         sums are scattered. Or rows go to the device of their expert and return: each pair of
@@ -171,9 +172,27 @@ class Spread:
       recipe: of the first product. If it rounds each token by itself, tokens travel in 8 bits.
     """
 
+    operation: str
     axis_name: str | None = None
     capacity_factor: float | None = None
     recipe: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a capacity that is no positive number, or without an axis."""
+        factor = self.capacity_factor
+        if factor is None:
+            return
+        is_number = isinstance(factor, Real) and not isinstance(factor, bool)
+        if not is_number or not 0 < factor < math.inf:
+            needs = "a number above 0 is needed"
+            self._refuse(needs, "give a multiple of the even share, such as 1.5, or None to gather")
+        if self.axis_name is None:
+            needs = "devices exchange rows along a mesh axis"
+            self._refuse(needs, "give `axis_name` inside `jax.shard_map`, or None on one device")
+
+    def _refuse(self, needs: str, remedy: str) -> None:
+        got = f"is {shown(self.capacity_factor)}"
+        raise ValueError(message(self.operation, "`capacity_factor`", got, needs, remedy))
 
     def send(self, x: jax.Array) -> jax.Array:
         """The leading axis of all devices, or the parts of it that are for this one."""
@@ -207,8 +226,8 @@ class Spread:
         """
         assert self.axis_name is not None and self.capacity_factor is not None
         devices, (tokens, top_k) = jax.lax.axis_size(self.axis_name), chosen.shape
-        share = math.ceil(self.capacity_factor * chosen.size / devices)
-        capacity = min(share, tokens * min(top_k, own))  # experts of one token differ
+        most = tokens * min(top_k, own)  # experts of one token differ
+        capacity = math.ceil(min(float(self.capacity_factor) * chosen.size / devices, most))
         goal = (chosen // own).reshape(-1)
         order, sizes = jnp.argsort(goal, stable=True), jnp.bincount(goal, length=devices)
         goal = goal[order]
@@ -225,21 +244,6 @@ class Spread:
         chosen = chosen.reshape(-1, chosen.shape[-1])
         sources, slots = self.slots(chosen, here(experts, self.axis_name))
         return (slots == sources.size).sum(dtype=jnp.int32)
-
-    def check(self, operation: str) -> None:
-        """Refuses a capacity that is no positive number, or without an axis."""
-        factor, name = self.capacity_factor, "`capacity_factor`"
-        if factor is None:
-            return
-        is_number = isinstance(factor, Real) and not isinstance(factor, bool)
-        if not is_number or not 0 < factor < math.inf:
-            needs = "a number above 0 is needed"
-            remedy = "give a multiple of the even share of rows, such as 1.5, or None to gather"
-            raise ValueError(message(operation, name, f"is {shown(factor)}", needs, remedy))
-        if self.axis_name is None:
-            needs = "devices exchange rows along a mesh axis"
-            remedy = "give `axis_name` inside `jax.shard_map`, or None on one device"
-            raise ValueError(message(operation, name, f"is {shown(factor)}", needs, remedy))
 
 
 def _rounds_tokens(recipe: Recipe | None, x: jax.Array) -> bool:

@@ -166,6 +166,7 @@ class MoE(nn.Module):
     def __call__(self, inputs: ArrayLike) -> jax.Array:
         """Applies the layer to tokens [..., features]."""
         self._check()
+        spread = self._spread()
         x = experts.as_tokens(_OPERATION, inputs)
         hidden = experts.Hidden(activation=self.activation, gated=self.gated, glu=self.glu)
         routed, features = self.route(x), x.shape[-1]
@@ -175,7 +176,7 @@ class MoE(nn.Module):
         def network(rows: jax.Array, sizes: jax.Array) -> jax.Array:
             return down(hidden(up(rows, sizes)), sizes)
 
-        y = experts.mixture(x, routed, self.num_experts, network, self._spread())
+        y = experts.mixture(x, routed, self.num_experts, network, spread)
         if not self.shared_features:
             return y
         rows = hidden(self._shared("shared_up", hidden.width * self.shared_features)(x))
@@ -189,15 +190,13 @@ class MoE(nn.Module):
         experts.check_sizes(_OPERATION, **sizes)
         least = int(self.use_shared_gate)
         experts.check_sizes(_OPERATION, least=least, shared_features=self.shared_features)
-        self._spread().check(_OPERATION)
 
     def _spread(self) -> experts.Spread:
         names = ("axis_name", "capacity_factor", "recipe")
-        return experts.Spread(**{name: getattr(self, name) for name in names})
+        return experts.Spread(operation=_OPERATION, **{n: getattr(self, n) for n in names})
 
     def dropped(self, inputs: ArrayLike) -> jax.Array:
         """Number of rows that this device drops, a row being a token at one of its experts."""
-        self._check()
         return self._spread().dropped(self.route(inputs).experts, self.num_experts)
 
     @nn.compact

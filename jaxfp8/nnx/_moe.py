@@ -115,18 +115,15 @@ class MoE(nnx.Module):
             num_groups=num_groups,
             top_groups=top_groups,
         )
-        self.axis_name = axis_name
-        self.capacity_factor = capacity_factor
-        self._spread().check(_OPERATION)
+        self.axis_name, self.capacity_factor = axis_name, capacity_factor
+        self._spread()  # refuses a wrong capacity
         self.hidden = experts.Hidden(activation=activation, gated=gated, glu=glu)
         settings = {"param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         kinds = {"kernel_init": kernel_init, **settings}
         self._make_router(in_features, use_selection_bias, use_bias, kinds)
         kinds["dtype"] = dtype
         own = {**kinds, "kernel_init": experts_init, "use_bias": use_bias}
-        width = self.hidden.width * hidden_features
-        self.up = GroupedLinear(num_experts, in_features, width, **own)
-        self.down = GroupedLinear(num_experts, hidden_features, in_features, **own)
+        self._make_experts(in_features, hidden_features, own)
         self._make_shared(in_features, shared_features, use_shared_gate, kinds)
 
     def _make_router(
@@ -136,6 +133,11 @@ class MoE(nnx.Module):
         self.router = Router(features, count, use_bias=use_bias, **kinds, dtype=jnp.float32)
         bias = nnx.Param(jnp.zeros(count, kinds["param_dtype"])) if has_selection_bias else None
         self.selection_bias = nnx.data(bias)
+
+    def _make_experts(self, features: int, hidden: int, kinds: Any) -> None:
+        count = self.routing.num_experts
+        self.up = GroupedLinear(count, features, self.hidden.width * hidden, **kinds)
+        self.down = GroupedLinear(count, hidden, features, **kinds)
 
     def _make_shared(self, features: int, hidden: int, has_gate: bool, kinds: Any) -> None:
         experts.check_sizes(_OPERATION, least=int(has_gate), shared_features=hidden)
@@ -169,8 +171,12 @@ class MoE(nnx.Module):
         return self._spread().dropped(self.route(inputs).experts, self.routing.num_experts)
 
     def _spread(self, recipe: Any = None) -> experts.Spread:
-        factor = self.capacity_factor
-        return experts.Spread(axis_name=self.axis_name, capacity_factor=factor, recipe=recipe)
+        return experts.Spread(
+            operation=_OPERATION,
+            axis_name=self.axis_name,
+            capacity_factor=self.capacity_factor,
+            recipe=recipe,
+        )
 
     def _experts(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         return self.down(self.hidden(self.up(rows, sizes)), sizes)
