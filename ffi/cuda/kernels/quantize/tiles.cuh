@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/transpose.cuh"
 #include "cuda/kernels/quantize/chunk.cuh"
 #include "cuda/kernels/quantize/quantize.h"
@@ -179,6 +180,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
   }
   __shared__ FloatDivisor divisors[kTransposeTile];
   if constexpr (kScaleTile == ScaleTile::kKnown) {
+    WaitForPrevious();  // it may find the amax, or the scales
     if (q.tensor_amax) UpdateAmax(q.tensor_amax, MaxOfBlock<kIn>(q, tile, top + row, c, shared));
     if (threadIdx.x < kTransposeTile && top + threadIdx.x < q.rows) {
       divisors[threadIdx.x] = MakeFloatDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));

@@ -10,6 +10,7 @@
 
 #include "common/status.h"
 #include "cuda/device.h"
+#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/path.h"
@@ -39,8 +40,7 @@ class W8A16Plan final : public Plan {
   Launch LaunchKind() const;
   // The products whose CTAs share a cluster.
   int InCluster() const { return gate_ ? 2 : 1; }
-  cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
-                                      cudaLaunchAttribute& attribute) const;
+  LaunchShape ShapeOf(int64_t tiles, int split) const;
   Status LaunchMainloop(const JointArguments& parts, cudaStream_t stream) const;
   Status LaunchReduce(const Arguments& arguments, cudaStream_t stream) const;
 
