@@ -183,9 +183,12 @@ Status HopperPlan::Launch(const Buffers& buffers, cudaStream_t stream) const {
   JAXFP8_RETURN_IF_ERROR(Map(operands_.rhs, buffers.rhs, buffers,
                              tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs));
   if (arguments.stores_boxes) JAXFP8_RETURN_IF_ERROR(MapOutput(arguments, out));
+  const bool prepared =
+      operands_.lhs.copied || operands_.rhs.copied || operands_.lhs.summed || operands_.rhs.summed;
   LaunchShape shape = {.blocks = static_cast<unsigned>(ctas_),
                        .threads = kernel_.threads,
-                       .shared = kernel_.shared_bytes};
+                       .shared = kernel_.shared_bytes,
+                       .early = prepared};
   if (pair != Pair::kNone) shape.cluster.x = 2;
   return CudaError(KernelLaunch(shape, stream)(kernel_.function, arguments, lhs, rhs, out),
                    "sm90_gemm");
