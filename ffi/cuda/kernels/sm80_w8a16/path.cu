@@ -110,7 +110,7 @@ Status W8A16Plan::Prepare() {
 Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
   JointArguments parts{};
   parts.tiles = tiles_;
-  bool early = given.front().after_kernel;
+  bool early = given.front().after_kernel && clusters_;
   for (const Problem& problem : problems_) early = early && !problem.amax;  // cleared by a memset
   for (size_t i = 0; i < problems_.size(); ++i) {
     const Buffers buffers = swapped_[i] ? Swapped(given[i]) : given[i];
