@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/sm80_w8a16/plan.h"
 #include "cuda/kernels/sm80_w8a16/split_k.cuh"

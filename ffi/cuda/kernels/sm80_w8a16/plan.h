@@ -10,11 +10,14 @@
 
 #include "common/status.h"
 #include "cuda/device.h"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/path.h"
 #include "cuda/problem.h"
+
+namespace jaxfp8::cuda {
+struct LaunchShape;  // common/launch.cuh
+}
 
 namespace jaxfp8::cuda::w8a16 {
 
