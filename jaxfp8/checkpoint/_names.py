@@ -96,7 +96,10 @@ _AROUND: tuple[tuple[str, Kind], ...] = (
     (r"(.+):scale", Kind(SCALE, "", "torchao", False)),
     (r"(.+):zero_point", Kind(ZERO_POINT, "", "torchao", False)),
 )
-_OF_CACHE = re.compile(r"(.+_)?(q|k|v|kv|qk|kv_cache|prob|prob_output)_scale")
+# Mistral names the module for these, as in "attention.kv_fake_quantizer.qscale_act".
+_OF_CACHE = re.compile(
+    r"(.+[._])?((q|k|v|kv|qk|kv_cache|prob|prob_output)_scale|(q|k|v|kv)_fake_quantizer\.qscale_act)"
+)
 _TABLE = re.compile(r".*embed.*|wte|wpe")
 # Words in the names of scales, zero points and tables, of formats known here or not.
 _SCALE_WORD = re.compile(
@@ -148,9 +151,9 @@ def last(name: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """One name for a static scale of activations in all formats."""
+    """One name for the static scale of a layer's activations in all formats."""
     module, found = module_of(name), kind(last(name))
-    if found.role != INPUT_SCALE or found.weight != "weight":
+    if found.role != INPUT_SCALE or found.weight != "weight" or is_for_cache(name):
         return name
     return joined(module, "input_scale")
 
@@ -167,7 +170,7 @@ def is_table(module: str) -> bool:
 
 def is_for_cache(name: str) -> bool:
     """Whether a tensor is a scale of attention or of its cache."""
-    return _OF_CACHE.fullmatch(last(name)) is not None
+    return _OF_CACHE.fullmatch(name) is not None
 
 
 def looks_like_scale_of(name: str, other: str) -> bool:

@@ -236,10 +236,10 @@ class _Planning:
         return found
 
     def _why_wide(self, kind: Kind, entry: Entry) -> str:
-        if kind.role in _names.OF_ACTIVATIONS:
-            return _names.OF_ACTIVATIONS[kind.role]
         if _names.is_for_cache(entry.name):
             return "a scale of attention or its cache"
+        if kind.role in _names.OF_ACTIVATIONS:
+            return _names.OF_ACTIVATIONS[kind.role]
         skipped = self._form.skips(_names.module_of(entry.name))
         if skipped is not None:
             return f"the config's {self._form.skip_key!r} has {skipped!r}"

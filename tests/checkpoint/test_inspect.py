@@ -37,6 +37,17 @@ def test_a_tensor_that_loads_beside_one_that_does_not_is_there_once(tmp_path):
     assert found.problems and len({row.path for row in found.rows}) == len(found.rows) == 3
 
 
+@pytest.mark.parametrize("module", ["q", "k", "v", "kv"])
+def test_scales_of_the_cache_keep_the_names_of_mistral(tmp_path, module):
+    name = f"attention.{module}_fake_quantizer.qscale_act"
+    tensors = {"attention.wq.weight": codes((6, 8)), name: scales(())}
+    tensors |= {f"attention.wq.{end}": scales(()) for end in ("qscale_weight", "qscale_act")}
+    rows = {row.path: row for row in checkpoint.inspect(folder(tmp_path / "m", tensors)).rows}
+    assert rows.keys() == {"attention.wq.weight", "attention.wq.input_scale", name}
+    assert rows[name].note == "a scale of attention or its cache"
+    assert rows["attention.wq.input_scale"].note == "a static scale of activations"
+
+
 def test_a_vector_in_q8_0_has_a_sentence_of_its_own(tmp_path):
     path = written(
         tmp_path / "m.gguf", {"output_norm.weight": (8, (64,), bytes(68)), "output.weight": W}
