@@ -17,7 +17,7 @@ from jaxfp8.checkpoint._errors import CheckpointError
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"
 # What a file is; files without the key are older than adapters.
-_TYPE, _MODEL_TYPE = "general.type", "model"
+_TYPE, _MODEL_TYPE, _STATISTICS_TYPE = "general.type", "model", "imatrix"
 # By llama.cpp's name of a family: Hugging Face's, and True for alternating rows of heads.
 _FAMILIES = {
     "llama": ("llama", True),
@@ -131,7 +131,7 @@ def names_of(name: str, metadata: Mapping[str, Any], experts: int) -> list[str]:
 
 
 def check(file: str, metadata: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
-    """Refuses files of a family with a table whose tensors mean something else there.
+    """Refuses files without weights, and what means something else in a family with a table.
 
     Args:
       file: its path.
@@ -141,13 +141,16 @@ def check(file: str, metadata: Mapping[str, Any], kinds: Mapping[str, str]) -> N
     Raises:
       CheckpointError: it is no whole model, or outputs of a weight in Q8_0 have a scale.
     """
+    kind = metadata.get(_TYPE, _MODEL_TYPE)
+    found, remedy = f"{_TYPE} is {str(kind)[:40]!r}", "load the model's own file"
+    if kind == _STATISTICS_TYPE:
+        needs = "it has statistics for llama.cpp's quantiser, and no weights"
+        raise CheckpointError(file, "", found, needs, remedy)
     if family(metadata) is None:
         return
-    kind = metadata.get(_TYPE, _MODEL_TYPE)
     if kind != _MODEL_TYPE:
-        found = f"{_TYPE} is {str(kind)[:40]!r}"
         needs = f"{_MODEL_TYPE!r} is needed: the order of rows of others is unknown"
-        raise CheckpointError(file, "", found, needs, "load the model's own file")
+        raise CheckpointError(file, "", found, needs, remedy)
     for name in kinds:
         weight = name.removesuffix(".scale") + ".weight"
         if name.endswith(".scale") and kinds.get(weight) == "Q8_0":

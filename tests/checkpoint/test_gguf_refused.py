@@ -98,6 +98,10 @@ LIES = {
         file_bytes({**LLAMA, "general.type": "adapter"}, {"blk.0.attn_q.weight.lora_b": W}),
         "general.type is 'adapter'",
     ),
+    "statistics": (
+        file_bytes({"general.type": "imatrix"}, {"blk.0.attn_q.weight.in_sum2": W[0]}),
+        "general.type is 'imatrix', but it has statistics for llama.cpp's quantiser, and no weight",
+    ),
     "a scale beside": (
         file_bytes(
             LLAMA, {"blk.0.ffn_up.weight": blocks(W), "blk.0.ffn_up.scale": np.ones(1, np.float32)}
