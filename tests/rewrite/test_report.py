@@ -74,7 +74,7 @@ def _by_blocks(x: Any, q: Any, s: Any) -> Any:
             _by_blocks,
             (2, 24),
             "blocks 16x1",
-            "every 16 along the contracted axis 0 .* into pieces of 16$",
+            "tiles of 16 along the contracted axis 0 .* into pieces of 16$",
         ),
         (
             lambda x, q, s: x @ (q.astype(F32) * s * jnp.exp(s[:24, 0])),

@@ -244,6 +244,14 @@ def test_a_captured_product_of_floats_is_not_compared_with_one_of_integers(
     assert "save memory" not in site.note
 
 
+def test_a_scale_of_each_value_is_a_tile_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"amx_bf16": ""})
+    monkeypatch.setattr(ffi, "cpu_features", lambda: AMX)
+    w = jaxfp8.quantize(jnp.ones((384, 64)), channelwise_axes=(0,))
+    (call,) = jaxfp8.explain(jaxfp8.matmul)(array((256, 384), BF16), w).calls
+    assert "scales each tile of 1 along the contracted axis by itself" in call.note
+
+
 def test_the_weight_of_integers_may_be_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"amx_int8": ""})
     monkeypatch.setattr(ffi, "cpu_features", lambda: AMX)

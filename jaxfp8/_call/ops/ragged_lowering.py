@@ -101,7 +101,7 @@ def _why_not_along_k(side: OperandSpec) -> str | None:
 
 
 def _cut_along_k(tile: int) -> str:
-    return f"scales change every {tile} values along K; the kernel takes multiples of {_STEP}"
+    return f"scales have tiles of {tile} along K; the kernel takes multiples of {_STEP}"
 
 
 def why_not(spec: RaggedSpec, platform: str) -> str | None:

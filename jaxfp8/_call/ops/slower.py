@@ -32,7 +32,7 @@ _FEWER_ROWS = f"{_LEAVE}, or give it fewer rows"
 _NO_TENSOR_CORES = "has no tensor cores"
 _IN_FLOAT32 = "H100: 4096³ in blocks of 32 with float32 scales took 12.8 ms beside 0.33"
 _SMALL = "is a call of its own, and {p.stored} values save less"
-_FINE = "scales every {p.tile} values of the contracted axis by themselves"
+_FINE = "scales each tile of {p.tile} along the contracted axis by itself"
 _MEMORY = "8 bits save memory"
 _NO_GAIN = 1 << 20  # values of a weight
 
@@ -182,7 +182,7 @@ ROWS = (
     Row(
         on="cuda",
         about=lambda p: p.path.startswith("cublaslt_") and p.tile_of_floats > 0,
-        does="multiplies every {p.tile_of_floats} values of the contracted axis by themselves",
+        does="multiplies each tile of {p.tile_of_floats} along the contracted axis by itself",
         remedy=_CONSTANT_SCALES,
         seen="H100: int8 in groups of 128 took 3.4 ms for 4096³ beside 0.26; each group passes "
         "sums through memory, on every GPU",

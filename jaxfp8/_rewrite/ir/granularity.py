@@ -41,7 +41,7 @@ def note(
     axes = f"the contracted axis {_list(summed)} of the {side} operand"
     if any(tiles[axis] >= SHORT for axis in summed):
         each = "x".join(str(tiles[axis]) for axis in summed)
-        return f"its scale changes every {each} along {axes}: sums are cut into pieces of {each}"
+        return f"its scale has tiles of {each} along {axes}: sums are cut into pieces of {each}"
     if not eight_bit:
         return f"a scale that changes along {axes} is multiplied into its values"
     text = (
