@@ -50,14 +50,15 @@ class Sampling:
 
 @functools.partial(jax.jit, static_argnames="how")
 def sample(how: Sampling, logits: jax.Array, key: jax.Array) -> jax.Array:
-    """Token ids int32 [B] from logits float32 [B, vocabulary]."""
+    """Token ids int32 [B] from logits [B, vocabulary] in any float type."""
     if how.temperature == 0:
         return jnp.argmax(logits, -1).astype(jnp.int32)
-    return jax.random.categorical(key, counted(how, logits / how.temperature)).astype(jnp.int32)
+    scaled = logits.astype(jnp.float32) / how.temperature
+    return jax.random.categorical(key, counted(how, scaled)).astype(jnp.int32)
 
 
 def counted(how: Sampling, logits: jax.Array) -> jax.Array:
-    """Logits [B, vocabulary], those of tokens that do not count as -inf."""
+    """Logits float32 [B, vocabulary], those of tokens that do not count as -inf."""
     if how.top_k:
         logits = _likeliest(logits, jnp.ones_like(logits), how.top_k)
     if how.top_p < 1:

@@ -101,6 +101,14 @@ def test_both_zeros_are_equal_tokens():
     np.testing.assert_array_equal(np.isfinite(got), [[True, True, False]] * 2)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("how", [Sampling(temperature=0.7), *HOWS[4:6]], ids=name)
+def test_logits_of_16_bits_are_those_in_float32(how, dtype):
+    rows, key = jnp.asarray(logits("normal", 12), dtype), jax.random.key(5)
+    wanted = sample(how, rows.astype(jnp.float32), key)
+    np.testing.assert_array_equal(sample(how, rows, key), wanted)
+
+
 @pytest.mark.parametrize("how", [Sampling(), HOWS[5]], ids=["greedy", "drawn"])
 def test_no_program_sorts_a_vocabulary(how):
     text = sample.lower(how, jnp.zeros((2, 1000)), jax.random.key(0)).as_text()
