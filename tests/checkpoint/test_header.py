@@ -32,13 +32,18 @@ def table(data):
     return {e.name: (e.code, e.shape, e.start, e.stop) for e in header(data).entries}
 
 
-def compact(data):
-    """A file in the spelling of the safetensors package."""
+def spelt(data, blank=" "):
+    """A file with metadata in front, and a blank or none behind commas and colons."""
     end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
     content = json.loads(data[LENGTH_BYTES:end])
     first = {key: content.pop(key) for key in ("__metadata__",) if key in content}
-    text = json.dumps({**first, **content}, separators=(",", ":"))
+    text = json.dumps({**first, **content}, separators=(f",{blank}", f":{blank}"))
     return with_header(text.encode(), data[end:])
+
+
+def compact(data):
+    """A file in the spelling of the safetensors package."""
+    return spelt(data, "")
 
 
 def changed(**fields):
@@ -75,8 +80,9 @@ def test_header_that_lies_is_refused(case):
     with pytest.raises(CheckpointError, match=message):
         header(with_header(text, data))
     if isinstance(text, dict):
-        with pytest.raises(CheckpointError, match=message):
-            header(compact(with_header(text, data)))
+        for spelling in (compact, spelt):
+            with pytest.raises(CheckpointError, match=message):
+                header(spelling(with_header(text, data)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 7, b"\xff" * 8, b"\x09" + b"\0" * 7 + b"{}"])
@@ -93,15 +99,19 @@ def test_header_is_that_of_the_safetensors_package():
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"a": "1", "b": ""}], ids=str)
-def test_the_spelling_of_the_safetensors_package_is_read_without_json(metadata):
-    """And what differs from it is not."""
+@pytest.mark.parametrize("blank", ["", " "], ids=["compact", "blanks"])
+def test_the_spellings_of_the_package_and_of_python_are_read_without_json(metadata, blank):
+    """And what differs from both is not."""
     tensors = {"a": scales(()), "b": codes((5, 3)), "c": np.zeros((0, 3), np.int8)}
-    data = compact(file_bytes(tensors, metadata))
+    data = spelt(file_bytes(tensors, metadata), blank)
     size, text = len(data), data[LENGTH_BYTES : len(data) - 19]
     assert _quick("f", text, size) == _parsed("f", text, size)
-    assert text.count(b"[0,3]") == 1
-    long = text.replace(b"[0,3]", b"[0," + b"3" * 5000 + b"]")
-    for bad in (text[:-1] + b";", text + b"}", text.replace(b"},", b"};", 1), long):
+    comma, last = f",{blank}".encode(), f"[0,{blank}3]".encode()
+    assert text.count(last) == 1
+    long = text.replace(last, b"[0," + b"3" * 5000 + b"]")
+    wrong = [text[:-1] + b";", text + b"}", long]
+    wrong += [text.replace(b"}" + comma, b"}" + other, 1) for other in (b"; ", b"x" + comma, b" ,")]
+    for bad in wrong:
         assert _quick("f", bad, size) is None
 
 
@@ -167,7 +177,7 @@ def test_mutated_file_of_ours_is_refused_or_the_same(written, mutations, tmp_pat
     assert refused > mutations / 2
 
 
-@pytest.mark.parametrize("spelling", [bytes, compact])
+@pytest.mark.parametrize("spelling", [bytes, compact, spelt])
 def test_mutated_file_of_others_is_what_the_safetensors_package_reads(mutations, spelling):
     tensors = {"a.weight": codes((8, 4)), "a.weight_scale": scales((8, 1)), "b": scales((6, 4))}
     draw, data = random.Random(1), spelling(file_bytes(tensors, {"format": "pt"}))
