@@ -302,6 +302,23 @@ def test_a_mesh_may_split_the_texts(kind: Any) -> None:
     assert relative_l2(y, np.asarray(fun(*args), np.float64)) < 0.02
 
 
+def in_shards(fun: Callable[..., Any], *, check_vma: bool) -> Callable[..., Any]:
+    """A function of half of the texts on each of two devices."""
+    mesh, split = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,)), PartitionSpec("a")
+    specs: dict[str, Any] = {"in_specs": split, "out_specs": split, "check_vma": check_vma}
+    return lambda *args: jax.shard_map(fun, mesh=mesh, **specs)(*args)
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("name", ["lengths", "mask", "one scale"])
+def test_inside_shard_map_it_is_one_call(name: str, check_vma: bool) -> None:
+    fun, args, _ = PROGRAMS[name]
+    sharded = in_shards(fun, check_vma=check_vma)
+    assert spec_of(sharded, *args).texts == B // 2
+    y, want = jax.jit(rewritten(sharded))(*args), jax.jit(sharded)(*args)
+    assert relative_l2(y, np.asarray(want, np.float64)) < 0.02
+
+
 # Lowering
 
 

@@ -8,14 +8,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 from rewrite.scales import (
     arguments,
     close,
     exact,
 )
-from rewrite.support import F32, Data, count
+from rewrite.support import F32, Data, count, left_alone
 
 import jaxfp8
+
+
+@left_alone
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("calls", [1, 0], ids=["known", "by device"])
+def test_an_index_inside_shard_map_is_known_unless_it_depends_on_the_device(
+    calls: int, check_vma: bool
+) -> None:
+    def local(x: Any, q: Any, scale: Any) -> Any:
+        index = jnp.arange(32) // 16
+        if not calls:
+            index = index * jax.lax.axis_index("a")
+        return x @ (q.astype(F32) * scale[index])
+
+    columns = PartitionSpec(None, "a")
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+    specs: Any = {"in_specs": (PartitionSpec(), columns, columns), "out_specs": columns}
+    sharded = jax.shard_map(local, mesh=mesh, check_vma=check_vma, **specs)
+    data = Data()
+    args = data.normal(5, 32), data.bits8(32, 24), data.scale(2, 24)
+    assert count(jaxfp8.rewrite(sharded), *args) == calls
+    np.testing.assert_allclose(
+        jax.jit(jaxfp8.rewrite(sharded))(*args), sharded(*args), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(

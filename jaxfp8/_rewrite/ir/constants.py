@@ -8,7 +8,9 @@ import numpy as np
 from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.graph import Array, Value
 
-_PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
+# Marks a value as varying along a mesh axis. JAX binds these inside `shard_map` alone.
+_VARY = ("pvary", "pcast")
+_PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p", *_VARY)
 
 
 def number(value: Value) -> float | None:
@@ -36,18 +38,25 @@ _MOST_KNOWN = 2**22
 
 
 def known(value: Value) -> np.ndarray | None:
-    """The entries of a constant array. None if it depends on an input or is large."""
+    """The entries of a constant array. None if it is large, or depends on an input or a device."""
     for source in graph.behind([value]):
         is_unknown = source.op is None and source.literal is None and source.concrete is None
-        if is_unknown or source.size > _MOST_KNOWN or (source.op and source.op.effectful):
+        if is_unknown or source.size > _MOST_KNOWN or _has_effects(source):
             return None
     # The user's transfer guard and NaN check concern the function, not this evaluation.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.debug_nans(False):
         return np.asarray(evaluated(value))
 
 
+def _has_effects(value: Value) -> bool:
+    """Whether the op of a value has effects. JAX lists a named mesh axis as one."""
+    return value.op is not None and value.op.eqn is not None and bool(value.op.eqn.effects)
+
+
 def evaluated(value: Value) -> Array:
     """A value that depends on known arrays alone."""
-    given = [(v, v.concrete) for v in graph.behind([value]) if v.op is None and v.literal is None]
+    every = [*graph.behind([value])]
+    given = [(v, v.concrete) for v in every if v.op is None and v.literal is None]
     inputs, arrays = [v for v, _ in given], [array for _, array in given if array is not None]
-    return emit.schedule([value], (), {}, inputs).run(arrays)[0]
+    same = {v: v.op.inputs[0] for v in every if v.op is not None and v.op.name in _VARY}
+    return emit.schedule([value], (), same, inputs).run(arrays)[0]
