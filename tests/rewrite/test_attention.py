@@ -300,6 +300,19 @@ def test_a_mesh_may_split_the_texts(kind: Any) -> None:
     with jax.set_mesh(mesh):
         y = jax.jit(rewritten(fun))(*placed)
     assert relative_l2(y, np.asarray(fun(*args), np.float64)) < 0.02
+    report = jaxfp8.explain(fun, target=HOPPER)(*placed)
+    assert "one call with the softmax" not in str(report)
+
+
+def test_the_report_says_that_a_mesh_leaves_it_two_products() -> None:
+    mesh, (fun, args, _) = (
+        jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,)),
+        PROGRAMS["bias"],
+    )
+    placed = jax.device_put(args, NamedSharding(mesh, PartitionSpec("a")))
+    report = jaxfp8.explain(fun, target=HOPPER)(*placed)
+    assert "not one call with its softmax: its mesh has automatic axes" in report.matched[1].note
+    assert count(rewritten(fun), *placed) == 2
 
 
 def in_shards(fun: Callable[..., Any], *, check_vma: bool) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rewrite.support import BF16, E4M3, F32, count, relative_l2
 from rewrite.test_attention import (
     HOPPER,
@@ -139,6 +140,15 @@ def test_the_report_names_the_call_and_no_dot() -> None:
     (one,) = report.attentions
     assert (one.dtype, one.shape, report.sites, report.others) == ("bfloat16", KEYS.shape, (), 2)
     assert f"{one.line}: attention over bf16[2,40,2,64], one call with the softmax" in str(report)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=lambda kind: kind.name)
+def test_the_report_names_no_call_on_a_mesh_that_splits_it(kind: Any) -> None:
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(kind,))
+    args = jax.device_put(PLAIN, NamedSharding(mesh, PartitionSpec("a")))
+    with jax.set_mesh(mesh):
+        assert not jaxfp8.explain(of_jax(), target=HOPPER)(*args).attentions
+        assert count(rewritten(of_jax()), *args, name="attention") == 0
 
 
 # Regions

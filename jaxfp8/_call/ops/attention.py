@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import AxisType
 
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.mesh import explicit, partitioning
@@ -122,6 +123,18 @@ def why_not(spec: AttentionSpec) -> str | None:
         return f"{spec.rows} rows share a head of the cache, and the kernel takes {MOST_ROWS}"
     if spec.out_dtype not in ("bfloat16", "float32"):
         return f"the output is {spec.out_dtype}, and the kernel gives bfloat16 and float32"
+    return None
+
+
+def why_not_on_mesh(aval: Any) -> str | None:
+    """Why the kernel cannot give an output of this type, or None if its mesh leaves nothing to XLA.
+
+    The type has no mesh if `jax.jit` places the inputs. The lowering decides then.
+    """
+    mesh = aval.sharding.mesh
+    sizes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    if any(kind == AxisType.Auto and size > 1 for kind, size in sizes):
+        return "its mesh has automatic axes; inside `jax.shard_map` over all axes it is one call"
     return None
 
 

@@ -22,8 +22,12 @@ DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int
 # `jax.nn.scaled_matmul` takes [B, M, K] and [B, N, K], but no parameter says so.
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
 RAGGED_DOT = "ragged_dot_general"
-# What became of both products of attention.
-IN_ONE_CALL = "one call with the softmax between them, `jaxfp8_attention`"
+# What became of both products of attention. The lowering alone knows of an export, and of the
+# `in_shardings` of a jit.
+IN_ONE_CALL = (
+    "one call with the softmax between them, `jaxfp8_attention`; two products in an export and on "
+    "automatic axes of a mesh"
+)
 
 
 @dataclasses.dataclass(eq=False)

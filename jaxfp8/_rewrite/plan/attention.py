@@ -149,7 +149,8 @@ class _Attention:
         )
         if self.keys.side.dtype != self.values.side.dtype:
             raise Unread("keys and values have different dtypes")
-        if (reason := attention.why_not(spec)) is not None:
+        on_mesh = attention.why_not_on_mesh(self.values.product.dot.equation.outvars[0].aval)
+        if (reason := attention.why_not(spec) or on_mesh) is not None:
             raise Unread(reason)
         return self._op(spec, groups, terms).outputs[0]
 
