@@ -156,8 +156,8 @@ def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Ar
     """The scalar `amax / max(dtype) * 2^margin`; the last scale while there is no amax yet.
 
     It is computed as the reciprocal of a reciprocal, to round as in Flax. Non-finite values are
-    ignored: the state may come from another program. No program writes negative ones: an optimiser
-    changed the state. They give NaN, since a compiled step cannot raise.
+    ignored: the state may come from another program. A negative value means that an optimiser
+    changed the state. It gives NaN, since a compiled step cannot raise.
     """
     scale, history = (
         jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
@@ -176,10 +176,11 @@ def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Ar
 def scale_outside_training(
     recipe: DelayedScaling, dtype: DTypeLike, old: Scaling, x: jax.Array
 ) -> jax.Array:
-    """`next_scale`; while the state is untouched, a power of two from the amax of `x`.
+    """`next_scale`; a power of two from the amax of `x` while no step has changed the state.
 
-    The first scale, 1, suits tensors of few sizes. In training the second step has a better one. A
-    power of two rounds as 1 does: results differ from Flax's only if 1 saturates or underflows.
+    A new state has the scale 1. That suits few tensors, and training replaces it in its second
+    step. Here no step does. A power of two rounds as 1 does: results differ from Flax's only if 1
+    saturates or underflows.
     """
     scale, history = (
         jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)

@@ -28,8 +28,8 @@ class Kind(NamedTuple):
       role: what the tensor is to its weight.
       weight: the last part of the weight's name; None if the weight is named as the module.
       writer: the program that spells it so; "" for several.
-      certain: whether it can mean nothing else. Else the tensor is an array of its own, unless the
-        weight is in 8 bits and has no other of its role.
+      certain: whether the name has no other meaning. If it has, the tensor is an array of its own,
+        unless the weight is in 8 bits and has no other tensor of this role.
       decode: the reader of its values, as `_decode` names it.
     """
 

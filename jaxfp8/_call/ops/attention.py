@@ -3,10 +3,10 @@
     scores  = sum_d query * keys * key_scale * scale + bias
     out     = sum_t softmax(scores) * value_scale * values
 
-For each text and each head of the cache. A bias of at most `masked` replaces its score, and tokens
-from `lengths` on have no weight. On other platforms, on several devices, under vmap and in
-derivatives it is two products with a softmax between them: scaled dots over a cache in 8 bits, dots
-over one in bfloat16.
+This holds for each text and each head of the cache. A bias of at most `masked` replaces its score,
+and tokens from `lengths` on have no weight. On other platforms, on automatic or explicit axes of a
+mesh, under vmap and in derivatives it is two products with a softmax between them. They are scaled
+dots over a cache in 8 bits, and dots over one in bfloat16.
 
 Order of this file: problem, support, primitive, its rules, lowering.
 """

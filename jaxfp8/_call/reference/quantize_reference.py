@@ -30,10 +30,10 @@ Axis = TypeVar("Axis")  # what stands for an axis: its size, or its factor on a 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeSpec:
-    """A whole quantisation: everything that is known before the data is.
+    """All facts of a quantisation except its data.
 
-    Its results, in this order: the codes; their transposed copy; and one value for each tile,
-    the chosen scale or the amax. The properties say which of them there are.
+    Its results in order are the codes, their transposed copy, and one value for each tile: the
+    chosen scale or the amax. The properties say which of them it has.
     """
 
     dtype: np.dtype | None  # dtype of the codes; None where only the amax is wanted
