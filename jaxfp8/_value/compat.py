@@ -185,12 +185,14 @@ def spec_of_output(eqn: Any) -> Any:
 
 def laid_along(x: Any, other: Any) -> Any:
     """`x` split along explicit mesh axes like another array, to broadcast with it."""
-    entries = jax.typeof(other).sharding.spec
-    if not any(entries) and not any(jax.typeof(x).sharding.spec):
+    like, own = jax.typeof(other).sharding, jax.typeof(x).sharding
+    if not any(like.spec) and not any(own.spec):
         return x
-    sizes = zip(x.shape, other.shape, entries, strict=True)
+    sizes = zip(x.shape, other.shape, like.spec, strict=True)
     spec = (entry if size == whole else None for size, whole, entry in sizes)
-    return jax.reshard(x, jax.sharding.PartitionSpec(*spec))
+    # A spec without a mesh needs `jax.set_mesh` around the program.
+    place = own if like.mesh.empty else like
+    return jax.reshard(x, place.update(spec=jax.sharding.PartitionSpec(*spec)))
 
 
 def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[Any]:

@@ -145,6 +145,15 @@ def test_a_mesh_may_split_the_weight_along_the_sum_and_the_other_operand_by_rows
     assert relative_l2(y, np.asarray(want, np.float64)) < 0.01
 
 
+def test_types_tell_the_mesh_where_no_context_does() -> None:
+    mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Explicit,))
+    x, q, s = _args()
+    rows = jax.device_put(jnp.concatenate([x, x, x])[:12], NamedSharding(mesh, PartitionSpec("a")))
+    q, s = jax.device_put((q, s), NamedSharding(mesh, PartitionSpec()))
+    y = jax.jit(jaxfp8.rewrite(_product))(rows, q, s)
+    assert relative_l2(y, np.asarray(_product(rows, q, s), np.float64)) < 0.01
+
+
 # What stays as it is
 
 
