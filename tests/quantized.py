@@ -15,15 +15,26 @@ def codes_of(steps: np.ndarray, dtype: str) -> np.ndarray:
     return np.clip(steps, lowest, highest).astype(np.dtype(dtype))
 
 
-def scale_of(amax: np.ndarray, dtype: str) -> np.ndarray:
+def scale_of(amax: np.ndarray, dtype: str, power_of_two: bool = False) -> np.ndarray:
     """The scale of tiles with these largest finite magnitudes."""
     highest = dtypes.finite_range(dtype)[1]
     scale = amax * (np.float32(1) / np.float32(highest))
-    return np.where(scale > 0, np.maximum(scale, np.finfo(np.float32).tiny), np.float32(1))
+    chosen = power_above(scale) if power_of_two else scale
+    return np.where(scale > 0, np.maximum(chosen, np.finfo(np.float32).tiny), np.float32(1))
+
+
+def power_above(scale: np.ndarray) -> np.ndarray:
+    """The least power of two not below a scale, less than two ulp aside; in float64."""
+    _, exponent = np.frexp(scale.astype(np.float64) / (1 + 1.5 * 2.0**-23))
+    return np.ldexp(1.0, exponent).astype(np.float32)
 
 
 def expected(
-    x: np.ndarray, dtype: str, tile: tuple[int, int], given: float | None = None
+    x: np.ndarray,
+    dtype: str,
+    tile: tuple[int, int],
+    given: float | None = None,
+    power_of_two: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes, scales and amaxes of a matrix, of which each tile has its own; or of a given scale."""
     wide = x.astype(np.float32)
@@ -35,7 +46,8 @@ def expected(
     if dtypes.finite_range(dtype)[0] < 0:
         counted = np.abs(counted)
     amax = np.maximum(np.max(counted, axis=(1, 3), keepdims=True), 0)
-    scale = scale_of(amax, dtype) if given is None else np.full_like(amax, given)
+    chosen = scale_of(amax, dtype, power_of_two)
+    scale = chosen if given is None else np.full_like(amax, given)
     codes = codes_of(blocks / scale, dtype).reshape(padded.shape)
     return codes[: wide.shape[0], : wide.shape[1]], scale[:, 0, :, 0], amax[:, 0, :, 0]
 

@@ -12,9 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxfp8
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops.quantize_call import quantize_tiles
+from jaxfp8._call.reference.quantize_reference import QuantizeSpec
+from jaxfp8._call.reference.quantize_reference import quantized as quantized_by_definition
 
 X = jax.random.normal(jax.random.key(0), (4, 6, 256), jnp.bfloat16)
 CALL = "custom_call @jaxfp8_quantize"
+E8M0 = np.dtype(jnp.float8_e8m0fnu)
 
 
 def per_token(x: jax.Array, dtype="int8") -> tuple[jax.Array, jax.Array]:
@@ -25,7 +28,8 @@ def per_token(x: jax.Array, dtype="int8") -> tuple[jax.Array, jax.Array]:
 def check(codes, scale, x, tile) -> None:
     """The bits of float32 arithmetic, all leading axes as rows."""
     matrix = np.asarray(x).reshape(-1, x.shape[-1])
-    exact_codes, exact_scale, _ = quantized.expected(matrix, codes.dtype.name, tile)
+    power = scale.dtype == E8M0
+    exact_codes, exact_scale, _ = quantized.expected(matrix, codes.dtype.name, tile, None, power)
     quantized.assert_same_codes(np.asarray(codes).reshape(matrix.shape), exact_codes)
     np.testing.assert_array_equal(np.asarray(scale).reshape(exact_scale.shape), exact_scale)
 
@@ -45,12 +49,32 @@ def check(codes, scale, x, tile) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
-def test_tiles_that_reach_along_rows_are_one_call(shape, axes, tile, dtype):
+@pytest.mark.parametrize("scale_dtype", ["float32", "float8_e8m0fnu"])
+def test_tiles_that_reach_along_rows_are_one_call(shape, axes, tile, dtype, scale_dtype):
     x = jax.random.normal(jax.random.key(1), shape)
-    run = jax.jit(lambda x: jaxfp8.quantize(x, dtype, **axes))
+    run = jax.jit(lambda x: jaxfp8.quantize(x, dtype, scale_dtype=scale_dtype, **axes))
     assert run.lower(x).as_text().count(CALL) == 1
     q = run(x)
     check(q.qvalue, q.scale, x, tile)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        QuantizeSpec(dtype=np.dtype(dtype), tiles=tiles, power_of_two=True)
+        for dtype in ("float8_e4m3fn", "float8_e5m2", "int8")
+        for tiles in ((1, 300), (1, 128), (128, 128), (200, 300))
+    ],
+    ids=lambda spec: f"{spec.dtype} {spec.tiles}",
+)
+@pytest.mark.same_bits
+def test_powers_of_two_have_the_bits_of_their_definition(spec):
+    x = jax.random.normal(jax.random.key(2), (200, 300)) * 2.0 ** jnp.arange(-50, 50, 0.5)[:, None]
+    x = x.at[0, 0].set(jnp.nan).at[1, 1].set(jnp.inf).at[2, 2].set(-jnp.inf).at[3].set(0)
+    ours = quantize_tiles(x, spec.dtype, spec.tiles, spec.power_of_two)
+    codes, scale = jax.jit(functools.partial(quantized_by_definition, spec=spec))(x)
+    quantized.assert_same_codes(ours[0], codes)
+    np.testing.assert_array_equal(ours[1], scale)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +82,10 @@ def test_tiles_that_reach_along_rows_are_one_call(shape, axes, tile, dtype):
     [({"channelwise_axes": (1,)}, "int8"), ({"channelwise_axes": (0,)}, "uint8")],
     ids=["columns", "uint8"],
 )
-def test_what_no_kernel_takes_is_left_to_xla(axes, dtype):
-    lowered = jax.jit(lambda x: jaxfp8.quantize(x, dtype, **axes)).lower(jnp.ones((64, 256)))
+@pytest.mark.parametrize("scale_dtype", ["float32", "float8_e8m0fnu"])
+def test_what_no_kernel_takes_is_left_to_xla(axes, dtype, scale_dtype):
+    run = jax.jit(lambda x: jaxfp8.quantize(x, dtype, scale_dtype=scale_dtype, **axes))
+    lowered = run.lower(jnp.ones((64, 256)))
     assert CALL not in lowered.as_text()
 
 

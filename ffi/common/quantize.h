@@ -17,14 +17,15 @@ namespace jaxfp8 {
 struct QuantizeProblem {
   int64_t rows = 0, columns = 0;
   int64_t tile_rows = 1, tile_columns = 1;
-  DType in = DType::kNone;   // bfloat16, float16, float32; FP8 on a GPU
-  DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
-  bool given_scale = false;  // the scale is an input; 0 counts as 1
-  bool transposed = false;   // the same codes also as [columns, rows]
-  bool amax = false;         // the largest finite |x| of each tile is a result
-  bool plain = false;        // a scale of 0 divides like any other number; CPU only
-  bool multiplies = false;   // codes are of x * scale, not of x / scale; plain only
-  int64_t lowest = -128;     // of int8 codes; CPU only
+  DType in = DType::kNone;    // bfloat16, float16, float32; FP8 on a GPU
+  DType out = DType::kNone;   // float8_e4m3fn, float8_e5m2, int8
+  bool given_scale = false;   // the scale is an input; 0 counts as 1
+  bool transposed = false;    // the same codes also as [columns, rows]
+  bool amax = false;          // the largest finite |x| of each tile is a result
+  bool power_of_two = false;  // a computed scale is rounded up to a power of two
+  bool plain = false;         // a scale of 0 divides like any other number; CPU only
+  bool multiplies = false;    // codes are of x * scale, not of x / scale; plain only
+  int64_t lowest = -128;      // of int8 codes; CPU only
 
   int64_t tiles_down() const { return rows / tile_rows + (rows % tile_rows != 0); }
   int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }

@@ -5,7 +5,7 @@
 //               [columns, rows], if `transposed`; amax, if `amax`; on a GPU a workspace [n] of
 //               uint8
 //   attributes  out_dtype: string; tile_rows, tile_columns: i64, what shares a scale;
-//               given_scale, transposed, amax: bool, false where they are not given
+//               given_scale, transposed, amax, power_of_two: bool, false where they are not given
 //
 // FP8 codes are typed or uint8. Only handlers include this file, because it includes XLA's headers.
 
@@ -35,8 +35,9 @@ inline Status Read(ffi::Dictionary attributes, const std::vector<Buffer>& operan
   read("out_dtype", out);
   read("tile_rows", to.tile_rows);
   read("tile_columns", to.tile_columns);
-  for (auto [name, flag] : {std::pair("given_scale", &to.given_scale),
-                            std::pair("transposed", &to.transposed), std::pair("amax", &to.amax)}) {
+  for (auto [name, flag] :
+       {std::pair("given_scale", &to.given_scale), std::pair("transposed", &to.transposed),
+        std::pair("amax", &to.amax), std::pair("power_of_two", &to.power_of_two)}) {
     if (read.Has(name)) read(name, *flag);
   }
   to.out = ParseDType(out);

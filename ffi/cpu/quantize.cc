@@ -42,14 +42,14 @@ const InstructionSet* Find(std::string_view name) {
   return nullptr;
 }
 
-float ChosenScale(DType out, float amax) {
-  switch (out) {
+float ChosenScale(const QuantizeProblem& problem, float amax) {
+  switch (problem.out) {
     case DType::kE4M3:
-      return ScaleOf<DType::kE4M3>(amax);
+      return ScaleOf<DType::kE4M3>(amax, problem.power_of_two);
     case DType::kE5M2:
-      return ScaleOf<DType::kE5M2>(amax);
+      return ScaleOf<DType::kE5M2>(amax, problem.power_of_two);
     default:
-      return ScaleOf<DType::kS8>(amax);
+      return ScaleOf<DType::kS8>(amax, problem.power_of_two);
   }
 }
 
@@ -157,7 +157,7 @@ class Quantizer {
   bool LooksFirst() const { return problem_.amax || !problem_.given_scale; }
 
   void Settle(int64_t tile, float amax) const {
-    if (!problem_.given_scale) buffers_.scale[tile] = ChosenScale(problem_.out, amax);
+    if (!problem_.given_scale) buffers_.scale[tile] = ChosenScale(problem_, amax);
     if (buffers_.amax) buffers_.amax[tile] = amax;
   }
 

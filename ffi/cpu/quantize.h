@@ -1,6 +1,7 @@
 // From wide floats to 8 bits, as in `jaxfp8.quantize`.
 //
-//   scale = max|x| * float32(1 / highest), clipped to normal numbers; 1 for a tile of zeros
+//   scale = max|x| * float32(1 / highest), clipped to normal numbers, or rounded up to a power of
+//           two; 1 for a tile of zeros
 //   code  = saturate(round(x / scale))
 //
 // NaN and infinities do not count in the maximum, the division is correctly rounded, NaN stays NaN

@@ -60,9 +60,10 @@ void CheckAllBF16(float scale) {
   }
 }
 
-void CheckScale(float amax, float wanted) {
-  if (ScaleOf<DType::kE4M3>(amax) == wanted) return;
-  std::printf("the scale of %a is %a, not %a\n", amax, ScaleOf<DType::kE4M3>(amax), wanted);
+void CheckScale(float amax, float wanted, bool power_of_two = false) {
+  const float scale = ScaleOf<DType::kE4M3>(amax, power_of_two);
+  if (scale == wanted) return;
+  std::printf("the scale of %a is %a, not %a\n", amax, scale, wanted);
   std::exit(1);
 }
 
@@ -116,6 +117,11 @@ int main() {
   CheckScale(0.0f, 1.0f);
   CheckScale(448.0f, 448.0f * (1.0f / 448.0f));
   CheckScale(0x1p-126f, 0x1p-126f);
+  CheckScale(0.0f, 1.0f, true);
+  CheckScale(448.0f, 1.0f, true);
+  CheckScale(0x1.c00002p8f, 1.0f, true);  // an ulp above 448
+  CheckScale(0x1.c00008p8f, 2.0f, true);
+  CheckScale(0x1p-140f, 0x1p-126f, true);
   CheckTranspose("PackSharedWord", PackSharedWord);
   CheckTranspose("CodesSharedWord", CodesSharedWord);
   for (int i = 0; i < 16; ++i) {

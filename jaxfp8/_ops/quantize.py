@@ -17,6 +17,7 @@ from jaxfp8._call.ops.quantize_call import quantize_tiles
 from jaxfp8._call.reference.quantize_reference import codes_of, shifted, steps_of
 from jaxfp8._value import checks, compat
 from jaxfp8._value.dtypes import (
+    E8M0,
     EIGHT_BIT,
     INT32,
     SCALE,
@@ -32,6 +33,7 @@ from jaxfp8._value.scales import (
     Granularity,
     choose_scale,
     choose_zero_point,
+    exponents,
     granularity,
     store_scale,
 )
@@ -97,7 +99,9 @@ def quantize(
     axes = (channelwise_axes, tiled_axes)
     if _is_one_operation(x, scale, zero_point, scale_dtype, operation):
         dtype, grain = _grain(x, dtype, axes, operation)
-        return QArray(*quantize_tiles(x, dtype, grain.tiles), tiles=grain.stated_tiles)
+        is_power = np.dtype(scale_dtype) == E8M0
+        codes, chosen = quantize_tiles(x, dtype, grain.tiles, is_power)
+        return QArray(codes, exponents(chosen) if is_power else chosen, tiles=grain.stated_tiles)
     x = x.astype(jnp.float32)
     q = _grid(x, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)
@@ -194,7 +198,8 @@ def fake_quantize(
         dtype, grain = _grain(x, dtype, axes, operation)
         if dtype != np.uint8:
             values = x if x.dtype in WIDE_FLOAT else wide
-            return _nearest_chosen(dtype, grain.tiles, values).astype(x.dtype)
+            is_power = np.dtype(scale_dtype) == E8M0
+            return _nearest_chosen(dtype, grain.tiles, is_power, values).astype(x.dtype)
     constant = jax.lax.stop_gradient(wide)
     q = _grid(constant, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)
@@ -210,10 +215,10 @@ def _is_one_operation(
     scale_dtype: DTypeLike,
     operation: str,
 ) -> bool:
-    """Whether the primitive does all of it: no zero point, and a float32 scale to be chosen."""
+    """Whether the primitive does all of it: no zero point, and a scale that it can choose."""
     stored = checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
     symmetric = zero_point is None or zero_point is False
-    return x.size > 0 and scale is None and symmetric and stored == np.float32
+    return x.size > 0 and scale is None and symmetric and stored in (np.float32, E8M0)
 
 
 def _grain(
@@ -343,21 +348,27 @@ def _nearest_jvp(
     return _nearest(dtype, *primals), jnp.where(inside, dx, 0) + slope * dscale
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _nearest_chosen(dtype: np.dtype, tiles: Shape, x: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _nearest_chosen(dtype: np.dtype, tiles: Shape, power_of_two: bool, x: jax.Array) -> jax.Array:
     """`x` quantised with chosen scales and dequantised, in float32."""
-    codes, scale = quantize_tiles(x, dtype, tiles)
+    codes, scale = quantize_tiles(x, dtype, tiles, power_of_two)
     return compat.laid_out_like(map_tiles(_values, codes, [scale], tiles), jax.typeof(x))
 
 
 @_nearest_chosen.defjvp
 def _nearest_chosen_jvp(
-    dtype: np.dtype, tiles: Shape, primals: tuple[Any], tangents: tuple[Any]
+    dtype: np.dtype,
+    tiles: Shape,
+    power_of_two: bool,
+    primals: tuple[Any],
+    tangents: tuple[Any],
 ) -> tuple[jax.Array, jax.Array]:
     """The derivative: with a chosen scale only infinities saturate."""
     (x,), (dx,) = primals, tangents
     inside = jnp.isfinite(jax.lax.stop_gradient(x))
-    return _nearest_chosen(dtype, tiles, x), jnp.where(inside, dx, 0).astype(jnp.float32)
+    return _nearest_chosen(dtype, tiles, power_of_two, x), jnp.where(inside, dx, 0).astype(
+        jnp.float32
+    )
 
 
 def _in_range(dtype: np.dtype, steps: jax.Array) -> jax.Array:

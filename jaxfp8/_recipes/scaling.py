@@ -21,9 +21,9 @@ from jaxfp8._call.reference.quantize_reference import finite_amax
 from jaxfp8._recipes.recipes import DelayedScaling, check_training_recipe
 from jaxfp8._recipes.saved_codes import named_codes
 from jaxfp8._value import compat
-from jaxfp8._value.dtypes import E8M0, finite_range
+from jaxfp8._value.dtypes import finite_range
 from jaxfp8._value.errors import level_of_user, message
-from jaxfp8._value.scales import per, store_scale
+from jaxfp8._value.scales import per, power_of_two
 
 
 @jax.tree_util.register_dataclass
@@ -188,7 +188,7 @@ def scale_outside_training(
     untouched = jnp.all(history == 0) & jnp.all(scale == 1)
     x, history = jax.lax.stop_gradient((x, history))
     amax = jax.lax.cond(untouched, _amax_of_tensor, _no_amax, x, history)
-    first = store_scale(amax * per(finite_range(dtype)[1]), E8M0).astype(jnp.float32)
+    first = power_of_two(amax * per(finite_range(dtype)[1]))
     return jnp.where(amax > 0, first * 2.0**recipe.margin, next_scale(recipe, dtype, old))
 
 

@@ -7,19 +7,21 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from jaxfp8._call.library import ffi
 from jaxfp8._call.ops.quantize_call import Encoded, encode
+from jaxfp8._ops.dimensions import free_axes
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.saved_codes import named_codes
 from jaxfp8._recipes.scaling import Scaling, next_scale, record, scale_outside_training
 from jaxfp8._recipes.training_dot import Codes
-from jaxfp8._value.dtypes import as_bytes
+from jaxfp8._value.dtypes import E8M0, as_bytes
 from jaxfp8._value.qarray import QArray, scale_and_zero_point
+from jaxfp8._value.scales import granularity
+from jaxfp8._value.shards import check_tiles_fit_shards
 from jaxfp8._value.spec import Shape, tile_counts
 
 
@@ -57,17 +59,18 @@ def encode_for_products(
     """A tensor in 8 bits for its two products, and its next scaling.
 
     The products sum over different axes. With one scale for the whole tensor, or one for each
-    square, both have the same codes. On a GPU each has codes of one scale in its fastest layout.
-    With a scale per row, scales may not vary along the summed axes, so the tensor is quantised
-    twice. Unless `both`, only the first codes are of use. A training step pays for no amax in front
-    of the codes.
+    square, both have the same codes, on a GPU each in its fastest layout. With a scale per row,
+    scales may not vary along the summed axes, so the tensor is quantised twice, with the summed
+    axes last. Unless `both`, only the first codes are of use. A training step pays for no amax in
+    front of the codes.
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
         outside = functools.partial(scale_outside_training, x=x)
         scale = (next_scale if training else outside)(recipe, dtype, old)
         encoded = encode(x, dtype, scale, _transpose_from(x, summed, batch, both))
         assert encoded.amax is not None  # there is one beside a given scale
-        return _layouts(encoded, summed), record(old, scale, encoded.amax)
+        tiles = granularity(x.shape, {}).tiles
+        return _layouts(encoded, tiles, summed), record(old, scale, encoded.amax)
     how = _unremembered(recipe, dtype, is_weight)
     if not (both and is_twice_differentiable(recipe)):
         return _by_own_amax(how, x, summed, batch, both), None
@@ -79,14 +82,27 @@ def _by_own_amax(
     how: Quantization, x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool
 ) -> tuple[Codes, Codes]:
     """A tensor in 8 bits for both products, with scales chosen from its values."""
-    if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
-        encoded = encode(x, how.dtype, None, _transpose_from(x, summed, batch, both))
-        return _layouts(encoded, summed)
-    first = _codes(how.quantize(x, summed[0], batch))
+    if not x.size:
+        first, second = (_codes(how.quantize(x, axes, batch)) for axes in summed)
+        return first, second
     ours, theirs = (how.tiles(x.shape, axes, batch) for axes in summed)
+    check_tiles_fit_shards("x", x, ours)
     if ours == theirs:
-        return first, first
-    return first, _codes(how.quantize(x, summed[1], batch))
+        tiles = granularity(x.shape, ours).tiles
+        split, is_power = _transpose_from(x, summed, batch, both), how.scale_dtype == E8M0
+        return _layouts(encode(x, how.dtype, None, split, tiles, is_power), tiles, summed)
+    first = _along(how, x, summed[0], batch)
+    return first, _along(how, x, summed[1], batch) if both else first
+
+
+def _along(how: Quantization, x: jax.Array, axes: Shape, batch: Shape) -> Codes:
+    """Codes for a product over `axes`, which they have last: what shares a scale is contiguous."""
+    order = (*batch, *free_axes(x.ndim, axes, batch), *sorted(axes))
+    sizes = how.tiles(x.shape, axes, batch)
+    check_tiles_fit_shards("x", x, sizes)
+    tiles = tuple(granularity(x.shape, sizes).tiles[axis] for axis in order)
+    encoded = encode(x.transpose(order), how.dtype, None, None, tiles, how.scale_dtype == E8M0)
+    return _as_codes(encoded.codes, encoded.scale, tiles, order)
 
 
 def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike, is_weight: bool) -> Quantization:
@@ -133,20 +149,17 @@ def _layout_matters() -> bool:
     return ffi.has_backend("cuda")
 
 
-def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> Codes:
-    """Codes with one scale for all of them; without a scale along an empty axis."""
-    tiles = tuple(max(size, 1) for size in values.shape)
-    scale = jnp.broadcast_to(scale, tile_counts(values.shape, tiles))
-    return _as_codes(values, scale, tiles, order)
-
-
-def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
+def _layouts(x: Encoded, tiles: Shape, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
     """The codes for both products. With a transposed copy, each sums over its last axes."""
     axes = tuple(range(x.codes.ndim))
-    plain = _whole(x.codes, x.scale, axes)
+    # There is no scale along an empty axis.
+    scale = jnp.broadcast_to(x.scale, tile_counts(x.codes.shape, tiles))
+    plain = _as_codes(x.codes, scale, tiles, axes)
     if x.transposed is None:
         return plain, plain
     second_sums_last = axes[-1] in summed[1]
     split = len(axes) - len(summed[second_sums_last])
-    transposed = _whole(x.transposed, x.scale, axes[split:] + axes[:split])
+    order = axes[split:] + axes[:split]
+    scale = scale if scale.size == 1 else scale.transpose(order)
+    transposed = _as_codes(x.transposed, scale, tuple(tiles[axis] for axis in order), order)
     return (transposed, plain) if second_sums_last else (plain, transposed)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxfp8._value.dtypes import WIDE_FLOAT, finite_range
+from jaxfp8._value.dtypes import E8M0, WIDE_FLOAT, finite_range
 from jaxfp8._value.qarray import Tiles
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.tiles import reduce_tiles
@@ -98,18 +98,24 @@ def store_scale(scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """
     dtype = np.dtype(dtype)
     if dtype not in WIDE_FLOAT:
-        return _power_of_two(scale, dtype)
+        return exponents(power_of_two(scale))
     info = jnp.finfo(dtype)
     inside = jnp.clip(scale, float(info.tiny), float(info.max))
     return jnp.where(scale > 0, inside, 1.0).astype(dtype)
 
 
-def _power_of_two(scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The least power of two not below `scale`: float8_e8m0fnu is the exponent field of float32."""
+def power_of_two(scale: jax.Array) -> jax.Array:
+    """The least power of two not below a float32 `scale`, within the normal range; 0 becomes 1."""
     scale = jax.lax.stop_gradient(jnp.where(scale > 0, scale, 1.0))
     bits = jax.lax.bitcast_convert_type(scale * jnp.float32(_SLACK), jnp.int32)
     code = jnp.clip((bits >> 23) + 1, 1, 254)
-    return jax.lax.bitcast_convert_type(code.astype(jnp.uint8), dtype)
+    return jax.lax.bitcast_convert_type(code << 23, jnp.float32)
+
+
+def exponents(scale: jax.Array) -> jax.Array:
+    """Normal powers of two of float32 in float8_e8m0fnu, which is the exponent field of float32."""
+    bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(scale), jnp.int32)
+    return jax.lax.bitcast_convert_type((bits >> 23).astype(jnp.uint8), E8M0)
 
 
 def per(steps: float) -> np.float32:

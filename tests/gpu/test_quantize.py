@@ -7,6 +7,7 @@ import quantized
 
 import jaxfp8
 from jaxfp8._call.ops.quantize_call import encode, quantize_tiles
+from jaxfp8._value import dtypes
 
 GRAINS = {
     "tensor": {},
@@ -24,6 +25,8 @@ def values(shape: tuple[int, ...], dtype) -> np.ndarray:
     x.reshape(-1)[:: x.size // 5 + 1] = 0
     return x.astype(np.dtype(dtype))
 
+
+SCALES = pytest.mark.parametrize("scale_dtype", ["float32", "float8_e8m0fnu"])
 
 # Tiles that no kernel takes are left to XLA, which multiplies by a reciprocal: a number between two
 # codes may fall to either.
@@ -43,10 +46,11 @@ def tile_of(shape: tuple[int, ...], grain: str) -> tuple[int, int]:
     }[grain]
 
 
-def same(x: np.ndarray, dtype, grain: str) -> None:
-    gpu = jaxfp8.quantize(jnp.asarray(x), dtype, **GRAINS[grain])
-    codes, scale, _ = quantized.expected(x.reshape(-1, x.shape[-1]), dtype, tile_of(x.shape, grain))
-    np.testing.assert_array_equal(np.asarray(gpu.scale).reshape(scale.shape), scale)
+def same(x: np.ndarray, dtype, grain: str, scale_dtype="float32") -> None:
+    gpu = jaxfp8.quantize(jnp.asarray(x), dtype, scale_dtype=scale_dtype, **GRAINS[grain])
+    matrix, power = x.reshape(-1, x.shape[-1]), scale_dtype != "float32"
+    codes, scale, _ = quantized.expected(matrix, dtype, tile_of(x.shape, grain), None, power)
+    np.testing.assert_array_equal(np.asarray(gpu.scale).astype(np.float32).ravel(), scale.ravel())
     ours, exact = np.asarray(gpu.qvalue), codes.reshape(x.shape)
     if grain == BY_XLA or dtype == "uint8":
         assert np.mean(ours.view(np.uint8) != exact.view(np.uint8)) < 1e-2
@@ -58,18 +62,20 @@ def same(x: np.ndarray, dtype, grain: str) -> None:
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
 @pytest.mark.parametrize("wide", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (128, 256), (200, 1000), (17, 4100)], ids=str)
-def test_codes_and_scales_have_the_same_bits(shape, wide, dtype, grain):
-    same(values(shape, wide), dtype, grain)
+@SCALES
+def test_codes_and_scales_have_the_same_bits(shape, wide, dtype, grain, scale_dtype):
+    same(values(shape, wide), dtype, grain, scale_dtype)
 
 
 @pytest.mark.parametrize("grain", [g for g in GRAINS if g != "leading"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
-def test_special_values(dtype, grain):
+@SCALES
+def test_special_values(dtype, grain, scale_dtype):
     x = values((130, 300), "float32")
     x[0, 0], x[1, 1], x[2, 2], x[129, 299] = np.nan, np.inf, -np.inf, 1e38
     x[5] = 0
     x[6] = 1e-30
-    same(x, dtype, grain)
+    same(x, dtype, grain, scale_dtype)
 
 
 @pytest.mark.parametrize("scale", [None, 0.05])
@@ -97,8 +103,33 @@ def as_floats(codes) -> np.ndarray:
     return np.asarray(codes).astype(np.float32)
 
 
-def test_long_rows_and_leading_axes():
-    same(values((2, 3, 20_000), "bfloat16"), "float8_e4m3fn", "leading")
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("wide", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(128, 256), (200, 1000), (130, 129), (257, 4100)], ids=str)
+def test_squares_in_both_layouts_in_one_pass(shape, wide, dtype):
+    x = values(shape, wide)
+    x[0, 0], x[-1, -1] = np.inf, np.nan
+    got = encode(jnp.asarray(x), dtype, None, 1, tiles=(128, 128), power_of_two=True)
+    codes, scale, _ = quantized.expected(x, dtype, (128, 128), None, True)
+    np.testing.assert_array_equal(got.scale, scale)
+    quantized.assert_same_codes(got.codes, codes)
+    np.testing.assert_array_equal(as_floats(got.transposed), as_floats(got.codes).T)
+
+
+# Amaxes around powers of two times the highest code, and subnormal ones.
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_a_power_of_two_is_the_next_one_up(dtype):
+    highest = np.float32(dtypes.finite_range(dtype)[1])
+    exact = highest * np.float32(2.0) ** np.arange(-126, 112, dtype=np.float32)
+    bits = exact.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
+    amaxes = np.concatenate([bits.view(np.float32).ravel(), np.float32([0, 1e-45, 1e-40])])
+    same(np.stack([-amaxes, amaxes / 3], axis=1), dtype, "token", "float8_e8m0fnu")
+
+
+@SCALES
+def test_long_rows_and_leading_axes(scale_dtype):
+    same(values((2, 3, 20_000), "bfloat16"), "float8_e4m3fn", "leading", scale_dtype)
+    same(values((2, 3, 70_000), "bfloat16"), "float8_e4m3fn", "leading", scale_dtype)
 
 
 def test_large_arrays():

@@ -56,12 +56,17 @@ def refusal(*args, **kwargs) -> str:
 
 
 def check(x: np.ndarray, dtype: str, grain: str, kernel: str) -> None:
-    tile = tuple(min(t, size) for t, size in zip(GRAINS[grain], x.shape, strict=True))
-    codes, scale, amax = call(x, dtype, GRAINS[grain], amax=True, kernel=kernel)
-    exact_codes, exact_scale, exact_amax = quantized.expected(x, dtype, tile)
-    np.testing.assert_array_equal(amax, exact_amax)
-    np.testing.assert_array_equal(scale, exact_scale)
-    quantized.assert_same_codes(codes, exact_codes)
+    check_tile(x, dtype, GRAINS[grain], kernel)
+
+
+def check_tile(x: np.ndarray, dtype: str, of_call: tuple[int, int], kernel: str) -> None:
+    tile = tuple(min(t, size) for t, size in zip(of_call, x.shape, strict=True))
+    for power in (False, True):
+        codes, scale, amax = call(x, dtype, of_call, amax=True, kernel=kernel, power_of_two=power)
+        exact_codes, exact_scale, exact_amax = quantized.expected(x, dtype, tile, None, power)
+        np.testing.assert_array_equal(amax, exact_amax)
+        np.testing.assert_array_equal(scale, exact_scale)
+        quantized.assert_same_codes(codes, exact_codes)
 
 
 def every_code(wide: str) -> np.ndarray:
@@ -135,6 +140,30 @@ SHAPES = [(1, 1), (3, 5), (1, 31), (2, 33), (130, 256), (200, 130), (17, 1027)]
 def test_codes_scales_and_amaxes_of_any_tiles(kernel, dtype, grain):
     for shape, wide in itertools.product(SHAPES, WIDE):
         check(values(shape, wide), dtype, grain, kernel)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kernel", SETS)
+def test_random_shapes_and_tiles(kernel, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        shape, tile = (tuple(map(int, rng.integers(1, most, 2))) for most in (300, 200))
+        special = rng.choice([np.nan, np.inf, -np.inf, -0.0, 1e-30, 6e4], shape)
+        with np.errstate(all="ignore"):
+            x = values(shape, WIDE[rng.integers(3)])
+            x = np.where(rng.random(shape) < 0.01, special, x).astype(x.dtype)
+            check_tile(x, NARROW[rng.integers(3)], tile, kernel)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kernel", SETS)
+def test_a_power_of_two_is_the_next_one_up(kernel, dtype):
+    highest = 127 if dtype == "int8" else ml_dtypes.finfo(dtype).max
+    exact = np.float32(highest) * np.float32(2.0) ** np.arange(-126, 112, dtype=np.float32)
+    bits = exact.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
+    tiny = np.float32([0, 2.0**-149, 2.0**-140, 2.0**-126])
+    amaxes = np.concatenate([bits.view(np.float32).ravel(), tiny])
+    check_tile(np.stack([-amaxes, amaxes / 3], axis=1), dtype, (1, WHOLE), kernel)
 
 
 @pytest.mark.parametrize("grain", GRAINS)
@@ -230,6 +259,7 @@ def test_nothing_is_quantised_to_nothing(shape):
         ({"tile_rows": np.int64(0)}, "attributes `tile_rows` and `tile_columns` are 0"),
         ({"tile_rows": np.int64(1)}, "`scale` is float32 of (1, 1), but needs to be float32 of (2"),
         ({"amax": 1}, "attribute `amax` has another type, but needs to be a bool"),
+        ({"power_of_two": 1}, "attribute `power_of_two` has another type, but needs to be a bool"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -1,8 +1,10 @@
 """Which copies of the codes are made for the backward pass."""
 
 import functools
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from training.samples import (
@@ -19,6 +21,7 @@ from training.samples import (
 )
 
 import jaxfp8
+from jaxfp8._call.ops import quantize_lowering
 from jaxfp8._recipes import training_codes
 
 
@@ -64,6 +67,66 @@ def test_on_a_gpu_each_tensor_is_read_once_and_nothing_is_transposed(
     assert text.count("custom_call @jaxfp8_quantize") == 3
     assert text.count("custom_call @jaxfp8_scaled_dot") == 3
     assert "stablehlo.transpose" not in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize(("recipe", "calls"), [(ROW, 6), (BLOCK, 5)], ids=["row", "block"])
+def test_rows_and_blocks_are_encoded_by_calls_alone(recipe, calls, platform, monkeypatch):
+    """A call for each operand of each product; a weight in blocks has one for both."""
+    monkeypatch.setattr(training_codes, "_layout_matters", lambda: platform == "cuda")
+    jax.clear_caches()
+    x, w, g = normal(200, 384), normal(384, 256), normal(200, 256)
+    trace = new_step().trace(x, w, g, None, recipe, MATRIX)
+    text = trace.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("custom_call @jaxfp8_quantize") == calls
+    assert text.count("power_of_two = true") == calls
+    assert not re.search(r"stablehlo.convert.*-> tensor<.*f8", text)
+
+
+def losses(recipe):
+    """Those of five steps of two layers in float32."""
+    x, y = normal(200, 160), normal(200, 48, seed=1)
+    weights = normal(160, 288, seed=2) / 12, normal(288, 48, seed=3) / 17
+
+    @jax.jit
+    def step(weights):
+        def loss(weights):
+            h = jaxfp8.fp8_dot_general(x, weights[0], MATRIX, recipe=recipe)
+            z = jaxfp8.fp8_dot_general(jax.nn.gelu(h), weights[1], MATRIX, recipe=recipe)
+            return jnp.mean((z - y) ** 2)
+
+        value, slopes = jax.value_and_grad(loss)(weights)
+        return value, jax.tree.map(lambda w, d: w - d / 2, weights, slopes)
+
+    found = []
+    for _ in range(5):
+        value, weights = step(weights)
+        found.append(float(value))
+    return found
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("recipe", [ROW, BLOCK], ids=["row", "block"])
+def test_the_calls_change_no_loss(recipe, monkeypatch):
+    ours = losses(recipe)
+    monkeypatch.setattr(quantize_lowering, "_has_kernel", lambda *_: False)
+    try:
+        jax.clear_caches()
+        assert losses(recipe) == ours and ours[-1] < ours[0]
+    finally:
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize("product", TRANSPOSED.values(), ids=TRANSPOSED)
+@pytest.mark.same_bits
+def test_squares_in_both_layouts_change_no_number(product, contiguous_sums, monkeypatch):
+    x_shape, w_shape, numbers = product
+    x, w = normal(*x_shape), normal(*w_shape, seed=1)
+    y = jax.eval_shape(functools.partial(jax.lax.dot_general, dimension_numbers=numbers), x, w)
+    got = new_step()(x, w, jnp.ones_like(y), None, BLOCK, numbers)
+    monkeypatch.setattr(training_codes, "_layout_matters", lambda: False)
+    want = new_step()(x, w, jnp.ones_like(y), None, BLOCK, numbers)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, want)
 
 
 def test_without_a_backward_pass_only_the_weights_are_transposed(contiguous_sums):

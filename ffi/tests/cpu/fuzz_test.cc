@@ -83,7 +83,7 @@ class Fuzz {
     problem.out = wilder_.Pick<DType>({DType::kE4M3, DType::kE5M2, DType::kS8, DType::kF32});
     problem.given_scale = wilder_.Below(2), problem.amax = wilder_.Below(2);
     problem.transposed = wilder_.Below(20) == 0, problem.plain = wilder_.Below(2);
-    problem.multiplies = wilder_.Below(2);
+    problem.multiplies = wilder_.Below(2), problem.power_of_two = wilder_.Below(2);
     problem.lowest = wilder_.Below(8) ? -wilder_.Below(129) : wilder_.Size();
     if (!QuantizeWhyNot(problem, "").ok()) return;
     const double values = static_cast<double>(problem.rows) * problem.columns;

@@ -32,9 +32,17 @@ float HighestCode(DType out) {
   return static_cast<float>(out == DType::kS8 ? 127 : HighestOf(out));
 }
 
-float ExpectedScale(DType out, float amax) {
-  const float scale = amax * (1.0f / HighestCode(out));
-  return scale > 0 ? std::max(scale, std::numeric_limits<float>::min()) : 1.0f;
+// The least power of two not below a scale. One that is an ulp below the scale counts.
+float PowerAbove(float scale) {
+  int exponent = 0;
+  std::frexp(scale / (1 + 0x1.8p-23), &exponent);
+  return std::ldexp(1.0f, exponent);
+}
+
+float ExpectedScale(const QuantizeProblem& problem, float amax) {
+  const float scale = amax * (1.0f / HighestCode(problem.out));
+  const float chosen = problem.power_of_two ? PowerAbove(scale) : scale;
+  return scale > 0 ? std::max(chosen, std::numeric_limits<float>::min()) : 1.0f;
 }
 
 // The code of a quotient; NaN has several.
@@ -68,7 +76,7 @@ Quantized Expected(const QuantizeProblem& problem, const Array& x, float given) 
     if (std::isfinite(magnitude)) amax = std::max(amax, magnitude);
   }
   for (int64_t i = 0; i < to.scale.count(); ++i) {
-    const float chosen = ExpectedScale(problem.out, to.amax.as<float>()[i]);
+    const float chosen = ExpectedScale(problem, to.amax.as<float>()[i]);
     to.scale.as<float>()[i] = problem.given_scale ? given : chosen;
   }
   for (int64_t i = 0; i < x.count(); ++i) {
@@ -88,6 +96,7 @@ std::string NameOf(const QuantizeProblem& problem, const char* set, float given)
                      std::to_string(problem.tile_rows) + "," +
                      std::to_string(problem.tile_columns) + "]";
   if (problem.given_scale) name += ", scale " + std::to_string(given);
+  if (problem.power_of_two) name += ", powers of two";
   return name;
 }
 
@@ -242,12 +251,41 @@ void CodesScalesAndAmaxesOfAnyTiles() {
             problem.tile_rows = tile_rows, problem.tile_columns = tile_columns;
             problem.amax = true;
             Check("codes, scales and amaxes of any tiles", problem, x);
-            problem.given_scale = true;
+            problem.power_of_two = true;
+            Check("codes, scales and amaxes of any tiles", problem, x);
+            problem.power_of_two = false, problem.given_scale = true;
             Check("amaxes beside a given scale", problem, x, 0.3f);
           }
         }
       }
     }
+  }
+}
+
+// Amaxes around each power of two times the highest code, down to the smallest numbers.
+void PowersOfTwoAreTheNextOnesUp() {
+  for (DType out : kOut) {
+    std::vector<float> amaxes = {0x1p-149f, 0x1p-140f, 0x1p-126f,
+                                 std::numeric_limits<float>::max()};
+    for (int power = -126; power < 119; ++power) {
+      const float exact = std::ldexp(HighestCode(out), power);
+      if (!std::isfinite(exact)) continue;
+      for (int ulps = -3; ulps <= 3; ++ulps) {
+        int32_t bits;
+        std::memcpy(&bits, &exact, sizeof bits);
+        bits += ulps;
+        std::memcpy(&amaxes.emplace_back(), &bits, sizeof bits);
+      }
+    }
+    const auto rows = static_cast<int64_t>(amaxes.size());
+    const Array x(DType::kF32, {rows, 2});
+    for (int64_t row = 0; row < rows; ++row) {
+      x.as<float>()[2 * row] = -amaxes[row], x.as<float>()[2 * row + 1] = amaxes[row] / 3;
+    }
+    QuantizeProblem problem = RowOf(x, out, false);
+    problem.rows = rows, problem.columns = 2, problem.tile_rows = 1;
+    problem.power_of_two = true;
+    Check("powers of two are the next ones up", problem, x);
   }
 }
 
@@ -296,6 +334,7 @@ int main(int count, char** arguments) {
   ValuesTimesAFactor();
   TiesGoToTheEvenCodeAndNeighboursToTheirOwn();
   CodesScalesAndAmaxesOfAnyTiles();
+  PowersOfTwoAreTheNextOnesUp();
   ArraysThatThreadsShare();
   TheAmaxOfARowIsNaNBeforeInfinityBeforeNumbers();
   return Report("quantize");

@@ -45,41 +45,50 @@ quantize_p.multiple_results = True
 # Bind: one function for each use.
 
 
-def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Array, jax.Array]:
+def quantize_tiles(
+    x: jax.Array, dtype: np.dtype, tiles: Shape, power_of_two: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """Codes of `x` in an 8-bit `dtype` and the float32 scale of each tile; no zero point.
 
     `x` has no empty axis. It is a wide float, or FP8 that becomes int8.
     """
-    codes, scale = _bind(x, spec=QuantizeSpec(dtype=np.dtype(dtype), tiles=tiles))
+    spec = QuantizeSpec(dtype=np.dtype(dtype), tiles=tiles, power_of_two=power_of_two)
+    codes, scale = _bind(x, spec=spec)
     return codes, scale
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A tensor in 8 bits with one scale."""
+    """A tensor in 8 bits."""
 
     codes: jax.Array  # of the shape of the tensor
     # The same with the axes from `transpose_from` on before the others, or None.
     transposed: jax.Array | None
-    scale: jax.Array  # float32, every axis of size 1
-    # Float32, likewise: the largest finite magnitude if the scale was given, else None.
+    scale: jax.Array  # float32, one per tile
+    # Float32, every axis of size 1: the largest finite magnitude if the scale was given, else None.
     amax: jax.Array | None
 
 
 def encode(
-    x: jax.Array, dtype: DTypeLike, scale: jax.Array | None, transpose_from: int | None
+    x: jax.Array,
+    dtype: DTypeLike,
+    scale: jax.Array | None,
+    transpose_from: int | None,
+    tiles: Shape | None = None,
+    power_of_two: bool = False,
 ) -> Encoded:
-    """A whole tensor with one scale, chosen (None) or given, in one layout or in two; no gradient.
+    """A tensor in 8 bits in one layout or in two, with scales chosen (None) or given; no gradient.
 
     `transpose_from` is the first of the axes that `transposed` has in front; None for no such copy.
-    With an empty axis the scale has to be given.
+    Without `tiles` there is one scale. With an empty axis, and only without tiles, it is given.
     """
     x = jax.lax.stop_gradient(x)
     given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape((1,) * x.ndim)]
     spec = QuantizeSpec(
         dtype=np.dtype(dtype),
-        tiles=_whole(x.shape),
+        tiles=_whole(x.shape) if tiles is None else tiles,
         given_scale=scale is not None,
+        power_of_two=power_of_two,
         transpose_from=transpose_from,
     )
     codes, *copy, of_tile = _bind(*compat.vary_alike((x, *given)), spec=spec)

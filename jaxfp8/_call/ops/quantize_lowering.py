@@ -152,6 +152,10 @@ def _quantize_call(
 def _options(spec: QuantizeSpec) -> dict[str, Any]:
     """The attributes that only one of the two rules has."""
     if not spec.plain:
-        return {"transposed": spec.transpose_from is not None, "amax": spec.has_amax}
+        return {
+            "transposed": spec.transpose_from is not None,
+            "amax": spec.has_amax,
+            "power_of_two": spec.power_of_two,
+        }
     lowest = {} if spec.lowest is None else {"lowest": np.int64(spec.lowest)}
     return {"plain": True, "multiplies": spec.multiplies, **lowest}

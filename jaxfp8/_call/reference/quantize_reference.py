@@ -1,7 +1,7 @@
 """What quantising means: the problem as a spec, and its definition in jnp.
 
     amax  = max|x| of a tile
-    scale = amax / highest, 1 for a tile of zeros; or given
+    scale = amax / highest, maybe rounded up to a power of two, 1 for a tile of zeros; or given
     code  = saturate(round(x / scale))
 
 There are two rules, which differ in special values:
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._value.dtypes import finite_range, is_float8
-from jaxfp8._value.scales import Granularity, choose_scale, store_scale
+from jaxfp8._value.scales import Granularity, choose_scale, power_of_two, store_scale
 from jaxfp8._value.spec import Shape, array, tile_counts
 from jaxfp8._value.tiles import map_tiles
 
@@ -40,6 +40,7 @@ class QuantizeSpec:
     # Size, by axis, of the tile that shares one scale; at least 1. The last may be partial.
     tiles: Shape
     given_scale: bool = False  # whether the scale is an operand. Otherwise it is chosen
+    power_of_two: bool = False  # whether a chosen scale is rounded up to a power of two
     # The first of the axes that the transposed copy has in front; None for no such copy.
     transpose_from: int | None = None
     plain: bool = False  # whether the rule is the plain one. Tiles are then rows or the whole array
@@ -107,7 +108,7 @@ def chosen_scale(x: jax.Array, spec: QuantizeSpec, mesh_axes: tuple[str, ...] = 
     grain = Granularity(shape=x.shape, tiles=spec.tiles, counts=tile_counts(x.shape, spec.tiles))
     chosen = choose_scale(x.astype(jnp.float32), grain, spec.dtype, None, choose_zero=False)
     chosen = jax.lax.pmax(chosen, mesh_axes) if mesh_axes else chosen
-    return store_scale(chosen, np.float32)
+    return power_of_two(chosen) if spec.power_of_two else store_scale(chosen, np.float32)
 
 
 def finite_amax(x: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ struct QuantizeArguments {
   uint32_t* found_amax;         // amaxes in the workspace, as bits; null where none are needed
   uint32_t* tensor_amax;        // the amax of all, as bits, beside a given scale; null: not wanted
   int64_t rows, columns, tile_rows, tile_columns, tiles_across;
+  bool power_of_two;                                  // of a computed scale
   bool x_aligned, codes_aligned, transposed_aligned;  // rows begin at multiples of 16 bytes
 };
 

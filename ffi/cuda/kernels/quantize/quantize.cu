@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(1024) QuantizeRows(const QuantizeArguments q, 
     largest = MaxOfGroup(finite, group, shared);
   }
   if (!in_bounds) return;
-  const float scale = ScaleOf<kOut>(FloatFromBits(largest));
+  const float scale = ScaleOf<kOut>(FloatFromBits(largest), q.power_of_two);
   if (first == 0) {
     q.scale[row] = scale;
     if (q.amax) q.amax[row] = FloatFromBits(largest);
@@ -119,6 +119,7 @@ QuantizeArguments MakeQuantizeArguments(const QuantizeProblem& p, const Quantize
   q.found_amax = TwoPasses(p) ? static_cast<uint32_t*>(b.workspace) : nullptr;
   q.rows = p.rows, q.columns = p.columns;
   q.tile_rows = p.tile_rows >= p.rows && p.tile_rows != kTransposeTile ? p.rows : p.tile_rows;
+  q.power_of_two = p.power_of_two;
   q.tile_columns = p.tile_columns, q.tiles_across = TileCount(p.columns, p.tile_columns);
   // Also for one scale for the whole tensor: the end of x has to be aligned as well.
   q.x_aligned = AlignmentOf(b.x, {RowBytes(p)}) == 16;

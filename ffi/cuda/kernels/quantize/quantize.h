@@ -1,6 +1,7 @@
 // Quantises wide floats to 8 bits with a computed or given scale per tile.
 //
-//   scale = max|x| * float32(1 / highest), clipped to normal numbers; 1 for a tile of zeros
+//   scale = max|x| * float32(1 / highest), clipped to normal numbers, or rounded up to a power of
+//           two; 1 for a tile of zeros
 //   code  = saturate(round(x / scale))
 //
 // The bits are those of jaxfp8/_ops/quantize.py. The maximum ignores NaN and infinities, and the

@@ -101,7 +101,8 @@ __device__ __forceinline__ float KnownScale(const QuantizeArguments& q, int64_t 
                                                        : 0;
   const int64_t at = down * q.tiles_across + (q.tiles_across == 1 ? 0 : column_tile);
   if (!q.found_amax) return q.scale[at];
-  const float amax = FloatFromBits(q.found_amax[at]), scale = ScaleOf<kOut>(amax);
+  const float amax = FloatFromBits(q.found_amax[at]);
+  const float scale = ScaleOf<kOut>(amax, q.power_of_two);
   if (column_tile == 0 && (q.tile_rows == 1 || row == 0)) {
     q.scale[at] = scale;
     if (q.amax) q.amax[at] = amax;
@@ -114,7 +115,7 @@ template <DType kOut, ScaleTile kScaleTile>
 __device__ __forceinline__ float NewScale(const QuantizeArguments& q, int64_t row,
                                           int64_t column_tile, bool first, uint32_t largest) {
   const int64_t down = kScaleTile == ScaleTile::kRow128 ? row : row / kTransposeTile;
-  const float amax = FloatFromBits(largest), scale = ScaleOf<kOut>(amax);
+  const float amax = FloatFromBits(largest), scale = ScaleOf<kOut>(amax, q.power_of_two);
   if (first && (kScaleTile == ScaleTile::kRow128 || row % kTransposeTile == 0)) {
     q.scale[down * q.tiles_across + column_tile] = scale;
     if (q.amax) q.amax[down * q.tiles_across + column_tile] = amax;
