@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
 from jaxfp8._call.library import ffi
-from jaxfp8._call.ops.quantize_call import quantize_tiles
+from jaxfp8._call.ops.quantize_call import encode, quantize_tiles
 from jaxfp8._call.reference.quantize_reference import QuantizeSpec
 from jaxfp8._call.reference.quantize_reference import quantized as quantized_by_definition
 
@@ -182,6 +182,58 @@ def test_a_sharded_array_gives_the_same_bits():
     check(*jax.jit(per_token)(x), X, (1, 256))
     q = jax.jit(functools.partial(jaxfp8.quantize, dtype="int8"))(x)
     check(q.qvalue, q.scale, X, (24, 256))
+
+
+ROWS = jax.random.normal(jax.random.key(3), (512, 512))
+TWO = {"blocks": ((1, 128), (128, 1)), "rows": ((1, 512), (512, 1))}
+both_kinds = pytest.mark.parametrize("tiles", TWO.values(), ids=TWO)
+
+
+def in_both_layouts(x, tiles):
+    """Codes with scales of their own for each layout."""
+    got = encode(x, "float8_e5m2", None, 1, tiles[0], True, tiles[1])
+    return got.codes, got.scale, got.transposed, got.transposed_scale
+
+
+def check_both(results, x, tiles) -> None:
+    for codes, scale, matrix in ((*results[:2], x), (*results[2:], x.T)):
+        exact = quantized.expected(np.asarray(matrix), "float8_e5m2", tiles[0], None, True)
+        quantized.assert_same_codes(codes, exact[0])
+        np.testing.assert_array_equal(scale, exact[1])
+
+
+@both_kinds
+def test_both_layouts_have_scales_of_their_own(tiles):
+    run = jax.jit(in_both_layouts, static_argnums=1)
+    assert run.lower(ROWS, tiles).as_text().count(CALL) == 2
+    check_both(run(ROWS, tiles), ROWS, tiles)
+
+
+@both_kinds
+def test_both_layouts_under_vmap(tiles):
+    run = jax.jit(jax.vmap(functools.partial(in_both_layouts, tiles=tiles), in_axes=1))
+    results = run(jnp.stack([ROWS, 3 - ROWS], axis=1))
+    check_both([y[0] for y in results], ROWS, tiles)
+    check_both([y[1] for y in results], 3 - ROWS, tiles)
+
+
+@pytest.mark.same_bits
+@both_kinds
+@pytest.mark.parametrize("axes", [("rows",), (None, "rows")], ids=["rows", "columns"])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_both_layouts_of_a_sharded_array(axes, tiles, kind):
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(ROWS, NamedSharding(mesh, PartitionSpec(*axes)))
+        results = jax.jit(in_both_layouts, static_argnums=1)(x, tiles)
+    assert not any(y.is_fully_replicated for y in (results[0], results[2]))
+    check_both(results, ROWS, tiles)
+
+
+def test_a_gpu_reads_an_array_once_for_blocks_of_both_layouts():
+    run = jax.jit(in_both_layouts, static_argnums=1).trace(ROWS, TWO["blocks"])
+    text = run.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count(CALL) == 1 and "stablehlo.transpose" not in text
 
 
 def test_subnormal_numbers_count():

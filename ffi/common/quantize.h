@@ -17,10 +17,12 @@ namespace jaxfp8 {
 struct QuantizeProblem {
   int64_t rows = 0, columns = 0;
   int64_t tile_rows = 1, tile_columns = 1;
-  DType in = DType::kNone;    // bfloat16, float16, float32; FP8 on a GPU
-  DType out = DType::kNone;   // float8_e4m3fn, float8_e5m2, int8
-  bool given_scale = false;   // the scale is an input; 0 counts as 1
-  bool transposed = false;    // the same codes also as [columns, rows]
+  DType in = DType::kNone;   // bfloat16, float16, float32; FP8 on a GPU
+  DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
+  bool given_scale = false;  // the scale is an input; 0 counts as 1
+  bool transposed = false;   // the codes also as [columns, rows]
+  // These have computed scales of their own, for tiles of the transposed matrix; a GPU only.
+  bool transposed_scale = false;
   bool amax = false;          // the largest finite |x| of each tile is a result
   bool power_of_two = false;  // a computed scale is rounded up to a power of two
   bool plain = false;         // a scale of 0 divides like any other number; CPU only
@@ -29,6 +31,8 @@ struct QuantizeProblem {
 
   int64_t tiles_down() const { return rows / tile_rows + (rows % tile_rows != 0); }
   int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }
+  // Tiles of a line of the transposed matrix, with scales of its own.
+  int64_t transposed_tiles() const { return rows / tile_columns + (rows % tile_columns != 0); }
 };
 
 inline Status WhyNotSizes(const QuantizeProblem& problem) {
@@ -54,6 +58,7 @@ struct QuantizeBuffers {
   float* scale = nullptr;  // read where it is given, else written
   void* codes = nullptr;
   void* codes_transposed = nullptr;
+  float* transposed_scale = nullptr;  // [columns, transposed_tiles]
   float* amax = nullptr;
   void* workspace = nullptr;  // scratch memory, if the platform needs any
   size_t workspace_bytes = 0;

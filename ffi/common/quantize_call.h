@@ -2,10 +2,11 @@
 //
 //   operands    x [rows, columns]; scale, if `given_scale`
 //   results     codes [rows, columns]; scale, unless `given_scale`; codes_transposed
-//               [columns, rows], if `transposed`; amax, if `amax`; on a GPU a workspace [n] of
-//               uint8
+//               [columns, rows], if `transposed`; its scale, if `transposed_scale`; amax, if
+//               `amax`; on a GPU a workspace [n] of uint8
 //   attributes  out_dtype: string; tile_rows, tile_columns: i64, what shares a scale;
-//               given_scale, transposed, amax, power_of_two: bool, false where they are not given
+//               given_scale, transposed, transposed_scale, amax, power_of_two: bool, false where
+//               they are not given
 //
 // FP8 codes are typed or uint8. Only handlers include this file, because it includes XLA's headers.
 
@@ -37,7 +38,8 @@ inline Status Read(ffi::Dictionary attributes, const std::vector<Buffer>& operan
   read("tile_columns", to.tile_columns);
   for (auto [name, flag] :
        {std::pair("given_scale", &to.given_scale), std::pair("transposed", &to.transposed),
-        std::pair("amax", &to.amax), std::pair("power_of_two", &to.power_of_two)}) {
+        std::pair("transposed_scale", &to.transposed_scale), std::pair("amax", &to.amax),
+        std::pair("power_of_two", &to.power_of_two)}) {
     if (read.Has(name)) read(name, *flag);
   }
   to.out = ParseDType(out);
@@ -55,6 +57,10 @@ inline Status BindBuffers(const QuantizeProblem& problem, const std::vector<Buff
   result("codes", problem.out, shape, to.codes);
   (problem.given_scale ? operand : result)("scale", DType::kF32, tiles, to.scale);
   if (problem.transposed) result("codes_transposed", problem.out, transposed, to.codes_transposed);
+  if (problem.transposed_scale) {
+    const std::vector<int64_t> lines{problem.columns, problem.transposed_tiles()};
+    result("scale of codes_transposed", DType::kF32, lines, to.transposed_scale);
+  }
   if (problem.amax) result("amax", DType::kF32, tiles, to.amax);
   if (workspace) to.workspace_bytes = result.TakeBytes(to.workspace);
   JAXFP8_RETURN_IF_ERROR(operand.End("operands"));

@@ -203,7 +203,9 @@ Status QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name) {
   if (!IsFloat8(problem.out) && problem.out != DType::kS8) {
     return "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or int8";
   }
-  if (problem.transposed) return "attribute `transposed` is for GPUs";
+  if (problem.transposed || problem.transposed_scale) {
+    return "attributes `transposed` and `transposed_scale` are for GPUs";
+  }
   if (problem.multiplies && !(problem.plain && problem.given_scale)) {
     return "attribute `multiplies` needs `plain` and `given_scale`";
   }

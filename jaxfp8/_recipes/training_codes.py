@@ -61,8 +61,8 @@ def encode_for_products(
     The products sum over different axes. With one scale for the whole tensor, or one for each
     square, both have the same codes, on a GPU each in its fastest layout. With a scale per row,
     scales may not vary along the summed axes, so the tensor is quantised twice, with the summed
-    axes last. Unless `both`, only the first codes are of use. A training step pays for no amax in
-    front of the codes.
+    axes last; a GPU may read it once for both. Unless `both`, only the first codes are of use. A
+    training step pays for no amax in front of the codes.
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
         outside = functools.partial(scale_outside_training, x=x)
@@ -85,24 +85,27 @@ def _by_own_amax(
     if not x.size:
         first, second = (_codes(how.quantize(x, axes, batch)) for axes in summed)
         return first, second
-    ours, theirs = (how.tiles(x.shape, axes, batch) for axes in summed)
-    check_tiles_fit_shards("x", x, ours)
+    sizes = [how.tiles(x.shape, axes, batch) for axes in summed]
+    for of_product in sizes[: 1 + both]:
+        check_tiles_fit_shards("x", x, of_product)
+    ours, theirs = (granularity(x.shape, of_product).tiles for of_product in sizes)
+    split, is_power = _transpose_from(x, summed, batch, both), how.scale_dtype == E8M0
     if ours == theirs:
-        tiles = granularity(x.shape, ours).tiles
-        split, is_power = _transpose_from(x, summed, batch, both), how.scale_dtype == E8M0
-        return _layouts(encode(x, how.dtype, None, split, tiles, is_power), tiles, summed)
-    first = _along(how, x, summed[0], batch)
-    return first, _along(how, x, summed[1], batch) if both else first
+        return _layouts(encode(x, how.dtype, None, split, ours, is_power), ours, summed)
+    if both and split is not None:
+        tiles, transposed = (ours, theirs) if x.ndim - 1 in summed[0] else (theirs, ours)
+        encoded = encode(x, how.dtype, None, split, tiles, is_power, transposed)
+        return _layouts(encoded, tiles, summed, transposed)
 
+    def along(axes: Shape, tiles: Shape) -> Codes:
+        """Codes with the summed axes last: what shares a scale is contiguous."""
+        order = (*batch, *free_axes(x.ndim, axes, batch), *sorted(axes))
+        tiles = tuple(tiles[axis] for axis in order)
+        encoded = encode(x.transpose(order), how.dtype, None, None, tiles, is_power)
+        return _as_codes(encoded.codes, encoded.scale, tiles, order)
 
-def _along(how: Quantization, x: jax.Array, axes: Shape, batch: Shape) -> Codes:
-    """Codes for a product over `axes`, which they have last: what shares a scale is contiguous."""
-    order = (*batch, *free_axes(x.ndim, axes, batch), *sorted(axes))
-    sizes = how.tiles(x.shape, axes, batch)
-    check_tiles_fit_shards("x", x, sizes)
-    tiles = tuple(granularity(x.shape, sizes).tiles[axis] for axis in order)
-    encoded = encode(x.transpose(order), how.dtype, None, None, tiles, how.scale_dtype == E8M0)
-    return _as_codes(encoded.codes, encoded.scale, tiles, order)
+    first = along(summed[0], ours)
+    return first, along(summed[1], theirs) if both else first
 
 
 def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike, is_weight: bool) -> Quantization:
@@ -149,7 +152,9 @@ def _layout_matters() -> bool:
     return ffi.has_backend("cuda")
 
 
-def _layouts(x: Encoded, tiles: Shape, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
+def _layouts(
+    x: Encoded, tiles: Shape, summed: tuple[Shape, Shape], transposed_tiles: Shape | None = None
+) -> tuple[Codes, Codes]:
     """The codes for both products. With a transposed copy, each sums over its last axes."""
     axes = tuple(range(x.codes.ndim))
     # There is no scale along an empty axis.
@@ -160,6 +165,9 @@ def _layouts(x: Encoded, tiles: Shape, summed: tuple[Shape, Shape]) -> tuple[Cod
     second_sums_last = axes[-1] in summed[1]
     split = len(axes) - len(summed[second_sums_last])
     order = axes[split:] + axes[:split]
-    scale = scale if scale.size == 1 else scale.transpose(order)
-    transposed = _as_codes(x.transposed, scale, tuple(tiles[axis] for axis in order), order)
+    own = x.transposed_scale
+    if own is None:
+        own = scale if scale.size == 1 else scale.transpose(order)
+    of_order = tuple((transposed_tiles or tiles)[axis] for axis in order)
+    transposed = _as_codes(x.transposed, own, of_order, order)
     return (transposed, plain) if second_sums_last else (plain, transposed)

@@ -116,6 +116,34 @@ def test_squares_in_both_layouts_in_one_pass(shape, wide, dtype):
     np.testing.assert_array_equal(as_floats(got.transposed), as_floats(got.codes).T)
 
 
+@pytest.mark.parametrize("power_of_two", [True, False], ids=["powers of two", "float32"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("wide", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "shape", [(128, 256), (1, 300), (37, 300), (130, 129), (272, 144), (2, 256, 520), (3, 50, 144)]
+)
+def test_blocks_of_both_layouts_in_one_pass(shape, wide, dtype, power_of_two):
+    """FP8 in one call where the rows of an entry are whole tiles, and else in two."""
+    x = values(shape, wide)
+    x[..., 0, 0], x[..., -1, -1], x[..., 0, 5], x[..., 7], x[..., 9] = np.inf, np.nan, -np.inf, 0, 1
+    x[..., 8] = np.nan
+    lead = (1,) * (len(shape) - 2)
+    tiles = [tuple(map(min, tile, shape)) for tile in ((*lead, 1, 128), (*lead, 128, 1))]
+    got = encode(jnp.asarray(x), dtype, None, len(shape) - 1, tiles[0], power_of_two, tiles[1])
+    matrix = x.reshape(-1, shape[-1])
+    codes, scale, _ = quantized.expected(matrix, dtype, (1, 128), None, power_of_two)
+    np.testing.assert_array_equal(np.ravel(got.scale), scale.ravel())
+    quantized.assert_same_codes(np.asarray(got.codes).reshape(matrix.shape), codes)
+    entries = [
+        quantized.expected(entry.T, dtype, (1, 128), None, power_of_two)
+        for entry in x.reshape(-1, *shape[-2:])
+    ]
+    codes, scale = (np.stack([entry[i] for entry in entries], axis=1) for i in range(2))
+    np.testing.assert_array_equal(np.ravel(got.transposed_scale), scale.ravel())
+    ours = np.asarray(got.transposed).reshape(codes.shape)
+    quantized.assert_same_codes(ours, codes)
+
+
 # Amaxes around powers of two times the highest code, and subnormal ones.
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
 def test_a_power_of_two_is_the_next_one_up(dtype):
@@ -123,7 +151,8 @@ def test_a_power_of_two_is_the_next_one_up(dtype):
     exact = highest * np.float32(2.0) ** np.arange(-126, 112, dtype=np.float32)
     bits = exact.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
     amaxes = np.concatenate([bits.view(np.float32).ravel(), np.float32([0, 1e-45, 1e-40])])
-    same(np.stack([-amaxes, amaxes / 3], axis=1), dtype, "token", "float8_e8m0fnu")
+    x = np.stack([-amaxes, *[amaxes / 3] * 16], axis=1)
+    same(x, dtype, "token", "float8_e8m0fnu")
 
 
 @SCALES

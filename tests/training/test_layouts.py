@@ -69,18 +69,30 @@ def test_on_a_gpu_each_tensor_is_read_once_and_nothing_is_transposed(
     assert "stablehlo.transpose" not in text
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda"])
-@pytest.mark.parametrize(("recipe", "calls"), [(ROW, 6), (BLOCK, 5)], ids=["row", "block"])
-def test_rows_and_blocks_are_encoded_by_calls_alone(recipe, calls, platform, monkeypatch):
-    """A call for each operand of each product; a weight in blocks has one for both."""
+TOKENS = (((2,), (0,)), ((), ()))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "platform", "calls"),
+    [(ROW, "cpu", 6), (ROW, "cuda", 6), (BLOCK, "cpu", 5), (BLOCK, "cuda", 3)],
+    ids=["row-cpu", "row-cuda", "block-cpu", "block-cuda"],
+)
+@pytest.mark.parametrize(
+    ("rows", "numbers"), [((200,), MATRIX), ((2, 256), TOKENS)], ids=["matrix", "tokens"]
+)
+def test_rows_and_blocks_are_encoded_by_calls_alone(
+    rows, numbers, recipe, platform, calls, monkeypatch
+):
+    """A call for each operand of each product. Blocks of both products are one call on a GPU."""
     monkeypatch.setattr(training_codes, "_layout_matters", lambda: platform == "cuda")
     jax.clear_caches()
-    x, w, g = normal(200, 384), normal(384, 256), normal(200, 256)
-    trace = new_step().trace(x, w, g, None, recipe, MATRIX)
+    x, w, g = normal(*rows, 384), normal(384, 256), normal(*rows, 256)
+    trace = new_step().trace(x, w, g, None, recipe, numbers)
     text = trace.lower(lowering_platforms=(platform,)).as_text()
     assert text.count("custom_call @jaxfp8_quantize") == calls
     assert text.count("power_of_two = true") == calls
     assert not re.search(r"stablehlo.convert.*-> tensor<.*f8", text)
+    assert not re.search(r"stablehlo.transpose.*xui8>", text)
 
 
 def losses(recipe):
@@ -117,15 +129,18 @@ def test_the_calls_change_no_loss(recipe, monkeypatch):
         jax.clear_caches()
 
 
+@pytest.mark.parametrize("recipe", [ROW, BLOCK], ids=["row", "block"])
 @pytest.mark.parametrize("product", TRANSPOSED.values(), ids=TRANSPOSED)
 @pytest.mark.same_bits
-def test_squares_in_both_layouts_change_no_number(product, contiguous_sums, monkeypatch):
+def test_one_call_for_both_products_changes_no_number(
+    product, recipe, contiguous_sums, monkeypatch
+):
     x_shape, w_shape, numbers = product
     x, w = normal(*x_shape), normal(*w_shape, seed=1)
     y = jax.eval_shape(functools.partial(jax.lax.dot_general, dimension_numbers=numbers), x, w)
-    got = new_step()(x, w, jnp.ones_like(y), None, BLOCK, numbers)
+    got = new_step()(x, w, jnp.ones_like(y), None, recipe, numbers)
     monkeypatch.setattr(training_codes, "_layout_matters", lambda: False)
-    want = new_step()(x, w, jnp.ones_like(y), None, BLOCK, numbers)
+    want = new_step()(x, w, jnp.ones_like(y), None, recipe, numbers)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, want)
 
 

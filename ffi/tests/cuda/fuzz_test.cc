@@ -132,7 +132,7 @@ class Fuzz {
     problem.in = wilder_.Pick<DType>({DType::kBF16, DType::kF32, DType::kE4M3, DType::kE5M2});
     problem.out = wilder_.Pick<DType>({DType::kE4M3, DType::kS8, DType::kS8});
     problem.given_scale = wilder_.Below(2), problem.amax = wilder_.Below(2);
-    problem.transposed = wilder_.Below(4) == 0;
+    problem.transposed = wilder_.Below(4) == 0, problem.transposed_scale = wilder_.Below(8) == 0;
     if (!QuantizeWhyNot(problem).ok()) return;
     ++quantized_, rounded_again_ += IsFloat8(problem.in);
     Expect(QuantizeWorkspace(problem) <= size_t{1} << 20, "quantizing asks for too much scratch");

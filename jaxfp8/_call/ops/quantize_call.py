@@ -33,6 +33,7 @@ from jaxfp8._call.reference.quantize_reference import (
     chosen_scale,
     plain_amax,
     quantized,
+    together,
     with_transpose,
 )
 from jaxfp8._value import compat
@@ -65,6 +66,7 @@ class Encoded:
     # The same with the axes from `transpose_from` on before the others, or None.
     transposed: jax.Array | None
     scale: jax.Array  # float32, one per tile
+    transposed_scale: jax.Array | None  # likewise, of `transposed`; None if it is the same
     # Float32, every axis of size 1: the largest finite magnitude if the scale was given, else None.
     amax: jax.Array | None
 
@@ -76,11 +78,13 @@ def encode(
     transpose_from: int | None,
     tiles: Shape | None = None,
     power_of_two: bool = False,
+    transposed_tiles: Shape | None = None,
 ) -> Encoded:
     """A tensor in 8 bits in one layout or in two, with scales chosen (None) or given; no gradient.
 
     `transpose_from` is the first of the axes that `transposed` has in front; None for no such copy.
     Without `tiles` there is one scale. With an empty axis, and only without tiles, it is given.
+    With `transposed_tiles`, by axis of `x`, the copy is quantised by itself.
     """
     x = jax.lax.stop_gradient(x)
     given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape((1,) * x.ndim)]
@@ -90,12 +94,16 @@ def encode(
         given_scale=scale is not None,
         power_of_two=power_of_two,
         transpose_from=transpose_from,
+        transposed_tiles=transposed_tiles,
     )
-    codes, *copy, of_tile = _bind(*compat.vary_alike((x, *given)), spec=spec)
+    codes, *others = _bind(*compat.vary_alike((x, *given)), spec=spec)
+    transposed_scale = others.pop() if transposed_tiles is not None else None
+    *copy, of_tile = others
     return Encoded(
         codes=codes,
         transposed=copy[0] if copy else None,
         scale=given[0] if given else of_tile,
+        transposed_scale=transposed_scale,
         amax=of_tile if given else None,
     )
 
@@ -155,6 +163,9 @@ def _abstract_eval(
     if spec.has_value_per_tile:
         shapes = [*shapes, spec.counts(x.shape)]
         dtypes.append(x.dtype if spec.plain else np.dtype(np.float32))
+    if spec.transposed_tiles is not None:
+        shapes = [*shapes, spec.transposed(spec.apart[1].counts(x.shape))]
+        dtypes.append(np.dtype(np.float32))
     return explicit.output_avals(avals, shapes, dtypes, functools.partial(_parts, spec=spec))
 
 
@@ -181,9 +192,12 @@ def _batch(
 
 def _batch_without_scale(x: jax.Array, axis: int | None, spec: QuantizeSpec) -> list[jax.Array]:
     assert axis is not None
+    if spec.transposed_tiles is not None:
+        first, second = (_batch_without_scale(x, axis, one) for one in spec.apart)
+        return together(spec, first, second, batch=1)
     wider = dataclasses.replace(spec, tiles=(1, *spec.tiles), transpose_from=None)
     *codes, of_tiles = _bind(jnp.moveaxis(x, axis, 0), spec=wider)
-    copies = [y for x in codes for y in with_transpose(x, spec.transpose_from, batch=1)]
+    copies = [y for x in codes for y in with_transpose(x, spec, batch=1)]
     return [*copies, of_tiles]
 
 
@@ -224,6 +238,8 @@ def _parts(
 ) -> Parts:
     """The factors of the call, and the call on shards."""
     del out_sharding  # it has none
+    if spec.transposed_tiles is not None:
+        return _parts_of_two(avals, spec, split)
     shape = avals[0].shape
     names = tuple(f"a{axis}" for axis in range(len(shape)))
     axes = list(zip(names, shape, spec.tiles, strict=True))
@@ -258,6 +274,26 @@ def _parts(
             return across(x, *given)
 
         return without_its_padding
+
+    return factors, on_shards
+
+
+def _parts_of_two(avals: Sequence[Any], spec: QuantizeSpec, split: bool) -> Parts:
+    """Those of two quantisations of one array. It is cut as both can be."""
+    (one, first), (two, second) = (_parts(avals, spec=each, split=split) for each in spec.apart)
+    (codes, of_tiles), (others, of_others) = one.results, two.results
+    factors = Factors(
+        operands=one.operands,
+        results=(codes, spec.transposed(others), of_tiles, spec.transposed(of_others)),
+        pieces={name: min(pieces, two.pieces[name]) for name, pieces in one.pieces.items()},
+        ragged=one.ragged & two.ragged,
+    )
+
+    def on_shards(shards: Shards) -> Any:
+        whole = {*codes} - {*of_tiles} | {*codes} - {*of_others}
+        if not shards.axes(*(name for name in codes if name in whole)):
+            return functools.partial(_on_one_device, spec=spec, split=split)
+        return lambda x: together(spec, first(shards)(x), second(shards)(x))
 
     return factors, on_shards
 

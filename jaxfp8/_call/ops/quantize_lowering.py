@@ -40,6 +40,8 @@ def why_no_rows_here(shape: Shape) -> str | None:
 
 def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
     """The results on one platform: the call where a kernel takes the tiles."""
+    if spec.transposed_tiles is not None and not _takes_two(platform, x.shape, spec):
+        return _one_after_the_other(platform, x, spec)
     order = _rows_last(x.shape, spec) if platform == "cuda" and is_float8(x.dtype) else None
     if order is not None:
         # XLA drops the way back where a product of int8 has its sums along the last axes anyway.
@@ -58,6 +60,29 @@ def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) 
         amax = call(x.reshape(rows, columns))
         return [amax.reshape(spec.counts(x.shape)).astype(x.dtype)]
     return _quantize_call(platform, x, given, matrix, spec)
+
+
+def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
+    """Whether one call quantises for both layouts: blocks of 128 along the last axis, and down."""
+    one, two = spec.apart
+    matrix = _matrix(shape, one)
+    if platform != "cuda" or matrix is None or not _has_kernel(platform, shape, matrix, one):
+        return False
+    rows, columns, tile_rows, tile_columns = matrix
+    is_last = spec.transpose_from == len(shape) - 1 and columns == shape[-1] > _BLOCK
+    down = (*(1 for _ in shape[:-2]), min(_BLOCK, shape[-2]), 1)
+    aligned = shape[-2] % _BLOCK == 0 or shape[-2] == rows
+    blocks = (tile_rows, tile_columns) == (1, _BLOCK) and two.tiles == down
+    return is_last and blocks and aligned and is_float8(spec.dtype or np.int8)
+
+
+def _one_after_the_other(platform: str, x: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
+    """Two quantisations by two calls; `x` is transposed in front of the second."""
+    first, second = spec.apart
+    turned = dataclasses.replace(second, tiles=spec.transposed(second.tiles))
+    codes, scale = lowered(platform, x, spec=first)
+    others, their_scale = lowered(platform, spec.transposed(x), spec=turned)
+    return [codes, others, scale, their_scale]
 
 
 def _matrix(shape: Shape, spec: QuantizeSpec) -> Matrix | None:
@@ -127,10 +152,13 @@ def _quantize_call(
     counts = (-(-rows // tile_rows), -(-columns // tile_columns))
     copies = [] if spec.transpose_from is None else [(columns, rows)]
     per_tile = jax.ShapeDtypeStruct(counts, np.float32)
+    has_own = spec.transposed_tiles is not None
+    own = [jax.ShapeDtypeStruct((columns, -(-rows // tile_columns)), np.float32)] * has_own
     outputs = [
         jax.ShapeDtypeStruct((rows, columns), spec.dtype),
         *[per_tile] * spec.chooses_scale,
         *(jax.ShapeDtypeStruct(shape, spec.dtype) for shape in copies),
+        *own,
         *[per_tile] * spec.has_amax,
         *[jax.ShapeDtypeStruct((_WORKSPACE,), np.uint8)] * (platform == "cuda"),
     ]
@@ -144,8 +172,9 @@ def _quantize_call(
         **_options(spec),
     )
     if spec.chooses_scale:
-        others = [*others[1 : 1 + len(copies)], others[0]]
+        others = [*others[1 : 1 + len(copies)], others[0], *others[1 + len(copies) :]]
     shapes = [*spec.layouts(x.shape), *[spec.counts(x.shape)] * spec.has_value_per_tile]
+    shapes += [spec.transposed(spec.apart[1].counts(x.shape))] if has_own else []
     return [y.reshape(shape) for y, shape in zip([codes, *others], shapes, strict=False)]
 
 
@@ -154,6 +183,7 @@ def _options(spec: QuantizeSpec) -> dict[str, Any]:
     if not spec.plain:
         return {
             "transposed": spec.transpose_from is not None,
+            "transposed_scale": spec.transposed_tiles is not None,
             "amax": spec.has_amax,
             "power_of_two": spec.power_of_two,
         }

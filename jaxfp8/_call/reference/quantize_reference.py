@@ -32,8 +32,8 @@ Axis = TypeVar("Axis")  # what stands for an axis: its size, or its factor on a 
 class QuantizeSpec:
     """All facts of a quantisation except its data.
 
-    Its results in order are the codes, their transposed copy, and one value for each tile: the
-    chosen scale or the amax. The properties say which of them it has.
+    Its results in order are the codes, their transposed copy, one value for each tile (the chosen
+    scale or the amax), and the scale of the copy. The properties say which of them it has.
     """
 
     dtype: np.dtype | None  # dtype of the codes; None where only the amax is wanted
@@ -43,6 +43,9 @@ class QuantizeSpec:
     power_of_two: bool = False  # whether a chosen scale is rounded up to a power of two
     # The first of the axes that the transposed copy has in front; None for no such copy.
     transpose_from: int | None = None
+    # Size, by axis of the array, of the tile of the transposed copy, if it has chosen scales of its
+    # own, and so other codes.
+    transposed_tiles: Shape | None = None
     plain: bool = False  # whether the rule is the plain one. Tiles are then rows or the whole array
     # Whether codes are of `x * scale`, under the plain rule, and not of `x / scale`.
     multiplies: bool = False
@@ -68,12 +71,29 @@ class QuantizeSpec:
         """Whether the last result has one value for each tile."""
         return self.chooses_scale or self.has_amax
 
+    @property
+    def apart(self) -> tuple[QuantizeSpec, QuantizeSpec]:
+        """Of two quantisations both of them, the second not transposed."""
+        assert self.transposed_tiles is not None
+        first = dataclasses.replace(self, transpose_from=None, transposed_tiles=None)
+        return first, dataclasses.replace(first, tiles=self.transposed_tiles)
+
+    def transposed(self, x: Any, batch: int = 0) -> Any:
+        """An array, or a tuple for each axis, as the transposed copy has it.
+
+        `batch` leading axes stay in front.
+        """
+        assert self.transpose_from is not None
+        rank = x.ndim if hasattr(x, "ndim") else len(x)
+        axes, first = range(rank), self.transpose_from + batch
+        order = (*axes[:batch], *axes[first:], *axes[batch:first])
+        return x.transpose(order) if hasattr(x, "ndim") else tuple(x[axis] for axis in order)
+
     def layouts(self, axes: tuple[Axis, ...]) -> list[tuple[Axis, ...]]:
         """The axes of the codes, and of their transposed copy; empty without codes."""
-        first = self.transpose_from
         if self.dtype is None:
             return []
-        return [axes] if first is None else [axes, axes[first:] + axes[:first]]
+        return [axes] if self.transpose_from is None else [axes, self.transposed(axes)]
 
     def counts(self, shape: Shape) -> Shape:
         """How many tiles each axis has: one where it is empty."""
@@ -92,6 +112,8 @@ def quantized(
     """
     if spec.dtype is None:
         return [plain_amax(x)]
+    if spec.transposed_tiles is not None:
+        return together(spec, *(quantized(x, spec=one) for one in spec.apart))
     wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
     if spec.plain:
         by = functools.partial(plain_codes, dtype=spec.dtype, lowest=spec.lowest)
@@ -99,7 +121,7 @@ def quantized(
     of_tile = finite_amax(wide) if given else chosen_scale(wide, spec, mesh_axes)
     scale = given[0] if given else of_tile
     codes = map_tiles(functools.partial(codes_of, spec.dtype), wide, [scale], spec.tiles)
-    return [*with_transpose(codes, spec.transpose_from), of_tile]
+    return [*with_transpose(codes, spec), of_tile]
 
 
 def chosen_scale(x: jax.Array, spec: QuantizeSpec, mesh_axes: tuple[str, ...] = ()) -> jax.Array:
@@ -122,12 +144,17 @@ def plain_amax(x: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(x), axis=-1, keepdims=True)
 
 
-def with_transpose(codes: jax.Array, transpose_from: int | None, batch: int = 0) -> list[jax.Array]:
+def with_transpose(codes: jax.Array, spec: QuantizeSpec, batch: int = 0) -> list[jax.Array]:
     """The codes and, if asked for, their transposed copy; `batch` leading axes stay in front."""
-    if transpose_from is None:
-        return [codes]
-    axes, first = range(codes.ndim), transpose_from + batch
-    return [codes, codes.transpose(*axes[:batch], *axes[first:], *axes[batch:first])]
+    return [codes] if spec.transpose_from is None else [codes, spec.transposed(codes, batch)]
+
+
+def together(
+    spec: QuantizeSpec, first: list[jax.Array], second: list[jax.Array], batch: int = 0
+) -> list[jax.Array]:
+    """The results of two quantisations, from those of each; the second becomes transposed."""
+    (codes, scale), (others, their_scale) = first, second
+    return [codes, spec.transposed(others, batch), scale, spec.transposed(their_scale, batch)]
 
 
 def codes_of(

@@ -97,14 +97,6 @@ __device__ __forceinline__ void ProduceTile(const EncodeProblem& p, const Encode
   }
 }
 
-// Magnitudes with 0 for infinities and NaN.
-template <DType kIn>
-__device__ __forceinline__ uint32_t FiniteMagnitudes(uint32_t word) {
-  constexpr uint32_t kInfinity = kIn == DType::kBF16 ? 0x7f80u : 0x7c00u;
-  const uint32_t low = word & 0x7fffu, high = word >> 16 & 0x7fffu;
-  return (low < kInfinity ? low : 0) | (high < kInfinity ? high << 16 : 0);
-}
-
 // The largest magnitude of a thread's values, as bits. NaN does not count, infinities do.
 template <DType kIn>
 __device__ __forceinline__ uint32_t MaxOfThread(const EncodeTile<kIn>& tile) {

@@ -18,6 +18,7 @@ struct QuantizeArguments {
   const void* x;
   float* scale;
   uint8_t *codes, *transposed;  // null: not wanted
+  float* transposed_scale;      // null: `transposed` has the same scales
   float* amax;                  // null: not wanted
   uint32_t* found_amax;         // amaxes in the workspace, as bits; null where none are needed
   uint32_t* tensor_amax;        // the amax of all, as bits, beside a given scale; null: not wanted
@@ -111,6 +112,19 @@ __device__ __forceinline__ uint32_t MaxMagnitudes(const uint32_t (&words)[kWords
   return largest;
 }
 
+// The magnitudes of a word, with 0 for infinities and NaN.
+template <DType kIn>
+__device__ __forceinline__ uint32_t FiniteMagnitudes(uint32_t word) {
+  if constexpr (kIn == DType::kF32) {
+    const uint32_t bits = word & 0x7fffffffu;
+    return bits < kInfinityBits ? bits : 0;
+  } else {
+    constexpr uint32_t kInfinity = kIn == DType::kBF16 ? 0x7f80u : 0x7c00u;
+    const uint32_t low = word & 0x7fffu, high = word >> 16 & 0x7fffu;
+    return (low < kInfinity ? low : 0) | (high < kInfinity ? high << 16 : 0);
+  }
+}
+
 // The largest element of a word of magnitudes, as the bits of a float32. Of FP8, NaN is one.
 template <DType kIn>
 __device__ __forceinline__ uint32_t MaxBits(uint32_t word) {
@@ -153,16 +167,23 @@ __device__ __forceinline__ uint32_t MaxOfChunk(const QuantizeArguments& q, int64
   return largest < kInfinityBits ? largest : MaxFiniteBits<kIn>(q.x, at, count);
 }
 
+// Encodes what `divide` makes of each value and its place in the chunk.
 template <DType kIn, DType kOut, typename Divide>
-__device__ __forceinline__ void DivideChunk(const uint32_t (&x)[kWords], Divide divide,
-                                            uint32_t (&codes)[kValues<kIn> / 4]) {
+__device__ __forceinline__ void DivideEach(const uint32_t (&x)[kWords], Divide divide,
+                                           uint32_t (&codes)[kValues<kIn> / 4]) {
   float values[kValues<kIn>];
 #pragma unroll
   for (int i = 0; i < kWords; ++i) DecodeWord<kIn>(x[i], values + i * kPerWord<kIn>);
 #pragma unroll
-  for (float& value : values) value = divide(value);
+  for (int i = 0; i < kValues<kIn>; ++i) values[i] = divide(values[i], i);
 #pragma unroll
   for (int i = 0; i < kValues<kIn> / 4; ++i) codes[i] = EncodeWord<kOut>(values + 4 * i);
+}
+
+template <DType kIn, DType kOut, typename Divide>
+__device__ __forceinline__ void DivideChunk(const uint32_t (&x)[kWords], Divide divide,
+                                            uint32_t (&codes)[kValues<kIn> / 4]) {
+  DivideEach<kIn, kOut>(x, [=](float value, int) { return divide(value); }, codes);
 }
 
 template <DType kIn, DType kOut>

@@ -45,6 +45,12 @@ Status QuantizeWhyNot(const QuantizeProblem& p) {
   if (p.given_scale && p.amax && !PerTensor(p)) {
     return "quantize: with a given scale, an amax needs one scale for the whole tensor";
   }
+  if (p.transposed_scale &&
+      !(p.transposed && IsFloat8(p.out) && !p.given_scale && !p.amax && p.tile_rows == 1 &&
+        p.tile_columns == kQuantizeTile && p.columns > kQuantizeTile)) {
+    return "quantize: a transposed output with scales of its own needs FP8, computed scales for "
+           "1x128, more than 128 columns and no amax";
+  }
   if (TileCount(p.rows, kQuantizeTile) * TileCount(p.columns, kQuantizeTile) >> 31 ||
       p.rows >> 31) {
     return "quantize: more than 2^31 tiles of 128x128 values, or rows";

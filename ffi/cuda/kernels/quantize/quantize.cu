@@ -4,6 +4,7 @@
 //   scales                              kernels                       reads of x
 //   given                               QuantizeTiles                 1
 //   a 1 x 128 or 128 x 128 tile         QuantizeTiles                 1
+//   1 x 128, and 128 x 1 transposed     QuantizeTiles                 1
 //   a row that fits registers           QuantizeRows                  1
 //   a longer row, or the whole tensor   FindAmax, QuantizeTiles       2
 
@@ -114,6 +115,7 @@ QuantizeArguments MakeQuantizeArguments(const QuantizeProblem& p, const Quantize
   QuantizeArguments q{};
   q.x = b.x, q.scale = b.scale, q.codes = static_cast<uint8_t*>(b.codes);
   q.transposed = p.transposed ? static_cast<uint8_t*>(b.codes_transposed) : nullptr;
+  q.transposed_scale = p.transposed_scale ? b.transposed_scale : nullptr;
   q.amax = p.amax ? b.amax : nullptr;
   q.tensor_amax = p.amax && p.given_scale ? reinterpret_cast<uint32_t*>(b.amax) : nullptr;
   q.found_amax = TwoPasses(p) ? static_cast<uint32_t*>(b.workspace) : nullptr;
@@ -149,12 +151,15 @@ cudaError_t LaunchTiles(const QuantizeProblem& p, const QuantizeArguments& q, bo
                         cudaStream_t stream) {
   const unsigned blocks =
       GridSize(TileCount(p.rows, kTransposeTile) * TileCount(p.columns, kTransposeTile));
-  if (p.given_scale || q.found_amax) {
+  if (q.transposed_scale) {
+    if constexpr (IsFloat8(kOut)) {
+      QuantizeTiles<kIn, kOut, ScaleTile::kBoth128><<<blocks, kQuantizeThreads, 0, stream>>>(q);
+    }
+  } else if (p.given_scale || q.found_amax) {
     KernelLaunch launch({.blocks = blocks, .threads = kQuantizeThreads, .early = after_kernel},
                         stream);
     return launch(QuantizeTiles<kIn, kOut, ScaleTile::kKnown>, q);
-  }
-  if (p.tile_rows == 1) {
+  } else if (p.tile_rows == 1) {
     QuantizeTiles<kIn, kOut, ScaleTile::kRow128><<<blocks, kQuantizeThreads, 0, stream>>>(q);
   } else {
     QuantizeTiles<kIn, kOut, ScaleTile::kSquare128><<<blocks, kQuantizeThreads, 0, stream>>>(q);

@@ -35,7 +35,8 @@ bool RowsInRegisters(const QuantizeProblem& p);
 bool TwoPasses(const QuantizeProblem& p);
 
 // Why the kernels cannot compute a problem. A scale belongs to a tile of
-// (rows, columns): the tensor, (1, columns): a row, (1, 128) or (128, 128).
+// (rows, columns): the tensor, (1, columns): a row, (1, 128) or (128, 128). A transposed output has
+// scales of its own beside (1, 128) alone.
 Status QuantizeWhyNot(const QuantizeProblem& problem);
 
 // Bytes of workspace, which is 16-byte aligned.

@@ -4,8 +4,8 @@
 //   scales       of 1 x 128 or 128 x 128 tiles, computed here; or known, and then the block can
 //                also raise the amax of the whole tensor
 //   codes        stored from registers
-//   transposed   the same codes through shared memory (common/transpose.cuh), stored as
-//                [columns, rows]
+//   transposed   the same codes, or those by scales of 128 x 1 tiles, through shared memory
+//                (common/transpose.cuh), stored as [columns, rows]
 
 #pragma once
 
@@ -16,8 +16,9 @@
 
 namespace jaxfp8::cuda {
 
-// Where scales come from: computed for 1 x 128 or 128 x 128 tiles, or known.
-enum class ScaleTile { kRow128, kSquare128, kKnown };
+// Where scales come from: computed for 1 x 128 or 128 x 128 tiles, or known. With kBoth128 those of
+// the transposed codes are computed for 128 x 1, those of the others for 1 x 128.
+enum class ScaleTile { kRow128, kSquare128, kKnown, kBoth128 };
 
 // A thread's part of the block's tile of x.
 template <DType kIn, int kThreads = kQuantizeThreads>
@@ -92,6 +93,58 @@ __device__ __forceinline__ int RowOfLane() {
   return static_cast<int>(threadIdx.x % kLanes) / (kLanes / kCount);
 }
 
+// Where the values of a column of the block are in shared memory: neighbouring lanes, which hold
+// neighbouring chunks of a row, have neighbouring words.
+template <DType kIn>
+__device__ __forceinline__ int ColumnWord(int chunk, int value) {
+  return value * Tile<kIn>::kThreadsPerRow + chunk;
+}
+
+// Raises the maxima of the block's columns, as bits in shared memory, to finite magnitudes of this
+// thread.
+template <DType kIn>
+__device__ __forceinline__ void RaiseColumns(const Tile<kIn>& tile, uint32_t* maxima) {
+  uint32_t largest[kWords] = {};
+#pragma unroll
+  for (const auto& words : tile.words) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) largest[i] = MaxMagnitude<kIn>(largest[i], words[i]);
+  }
+  if (MaxBits<kIn>(MaxMagnitudes<kIn>(largest, 0)) >= kInfinityBits) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      largest[i] = 0;
+#pragma unroll
+      for (const auto& words : tile.words) {
+        largest[i] = MaxMagnitude<kIn>(largest[i], FiniteMagnitudes<kIn>(words[i]));
+      }
+    }
+  }
+  const int chunk = threadIdx.x % Tile<kIn>::kThreadsPerRow;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    float values[kPerWord<kIn>];
+    DecodeWord<kIn>(largest[i], values);
+#pragma unroll
+    for (int j = 0; j < kPerWord<kIn>; ++j) {
+      atomicMax(maxima + ColumnWord<kIn>(chunk, i * kPerWord<kIn> + j), BitsOf(values[j]));
+    }
+  }
+}
+
+// Replaces the maxima of the block's columns by divisors, and stores the columns' scales.
+template <DType kIn, DType kOut>
+__device__ __forceinline__ void ScaleColumns(const QuantizeArguments& q, int64_t top, int64_t left,
+                                             const uint32_t* maxima, FloatDivisor* divisors) {
+  if (threadIdx.x >= kTransposeTile) return;
+  const int c = threadIdx.x, at = ColumnWord<kIn>(c / kValues<kIn>, c % kValues<kIn>);
+  const float scale = ScaleOf<kOut>(FloatFromBits(maxima[at]), q.power_of_two);
+  divisors[at] = MakeFloatDivisor(scale);
+  if (left + c >= q.columns) return;
+  const int64_t tiles = (q.rows + kTransposeTile - 1) / kTransposeTile;
+  q.transposed_scale[(left + c) * tiles + top / kTransposeTile] = scale;
+}
+
 // The known scale of a row: given, or computed from the amax of the pass before.
 template <DType kOut>
 __device__ __forceinline__ float KnownScale(const QuantizeArguments& q, int64_t row,
@@ -114,9 +167,10 @@ __device__ __forceinline__ float KnownScale(const QuantizeArguments& q, int64_t 
 template <DType kOut, ScaleTile kScaleTile>
 __device__ __forceinline__ float NewScale(const QuantizeArguments& q, int64_t row,
                                           int64_t column_tile, bool first, uint32_t largest) {
-  const int64_t down = kScaleTile == ScaleTile::kRow128 ? row : row / kTransposeTile;
+  constexpr bool kOfRow = kScaleTile != ScaleTile::kSquare128;
+  const int64_t down = kOfRow ? row : row / kTransposeTile;
   const float amax = FloatFromBits(largest), scale = ScaleOf<kOut>(amax, q.power_of_two);
-  if (first && (kScaleTile == ScaleTile::kRow128 || row % kTransposeTile == 0)) {
+  if (first && (kOfRow || row % kTransposeTile == 0)) {
     q.scale[down * q.tiles_across + column_tile] = scale;
     if (q.amax) q.amax[down * q.tiles_across + column_tile] = amax;
   }
@@ -157,7 +211,7 @@ __device__ __forceinline__ void StoreTransposed(uint8_t* to, bool aligned, int64
 
 // The kernel.
 //   kIn         bfloat16, float16 or float32
-//   kOut        e4m3, e5m2 or int8
+//   kOut        e4m3, e5m2 or int8; not int8 with kBoth128
 //   kScaleTile  where scales come from
 template <DType kIn, DType kOut, ScaleTile kScaleTile>
 __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const QuantizeArguments q) {
@@ -180,6 +234,17 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
                    tile.words[i]);
   }
   __shared__ FloatDivisor divisors[kTransposeTile];
+  // Of columns.
+  constexpr int kColumns = kScaleTile == ScaleTile::kBoth128 ? kTransposeTile : 1;
+  __shared__ uint32_t maxima[kColumns];
+  __shared__ FloatDivisor column_divisors[kColumns];
+  if constexpr (kScaleTile == ScaleTile::kBoth128) {
+    if (threadIdx.x < kTransposeTile) maxima[threadIdx.x] = 0;
+    __syncthreads();
+    RaiseColumns<kIn>(tile, maxima);
+    __syncthreads();
+    ScaleColumns<kIn, kOut>(q, top, column_tile * kTransposeTile, maxima, column_divisors);
+  }
   if constexpr (kScaleTile == ScaleTile::kKnown) {
     WaitForPrevious();  // it may find the amax, or the scales
     if (q.tensor_amax) UpdateAmax(q.tensor_amax, MaxOfBlock<kIn>(q, tile, top + row, c, shared));
@@ -187,7 +252,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
       divisors[threadIdx.x] = MakeFloatDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
     }
   } else {
-    if constexpr (kScaleTile == ScaleTile::kRow128) {
+    if constexpr (kScaleTile != ScaleTile::kSquare128) {
       uint32_t largest[T::kRowsPerThread];
       MaxOfThreadRows<kIn>(q, tile, top + row, c, largest);
       const uint32_t found_amax = MaxOfRows<T::kThreadsPerRow>(largest);
@@ -216,6 +281,15 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
     }
   }
   if (!q.transposed) return;
+  if constexpr (kScaleTile == ScaleTile::kBoth128) {
+    const auto divide = [&](float value, int i) {
+      return Quotient(value, column_divisors[ColumnWord<kIn>(column / kValues<kIn>, i)]);
+    };
+#pragma unroll
+    for (int i = 0; i < T::kRowsPerThread; ++i) {
+      DivideEach<kIn, kOut>(tile.words[i], divide, codes[i]);
+    }
+  }
   StageTransposed(codes, row, column, stage);
   __syncthreads();
   StoreTransposed(q.transposed, q.transposed_aligned, q.rows, q.columns, top,
