@@ -100,8 +100,8 @@ def quantize(
     if _is_one_operation(x, scale, zero_point, scale_dtype, operation):
         dtype, grain = _grain(x, dtype, axes, operation)
         is_power = np.dtype(scale_dtype) == E8M0
-        codes, chosen = quantize_tiles(x, dtype, grain.tiles, is_power)
-        return QArray(codes, exponents(chosen) if is_power else chosen, tiles=grain.stated_tiles)
+        qvalue, chosen = quantize_tiles(x, dtype, grain.tiles, is_power)
+        return QArray(qvalue, exponents(chosen) if is_power else chosen, tiles=grain.stated_tiles)
     x = x.astype(jnp.float32)
     q = _grid(x, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)

@@ -197,7 +197,7 @@ def _batch_without_scale(x: jax.Array, axis: int | None, spec: QuantizeSpec) -> 
         return together(spec, first, second, batch=1)
     wider = dataclasses.replace(spec, tiles=(1, *spec.tiles), transpose_from=None)
     *codes, of_tiles = _bind(jnp.moveaxis(x, axis, 0), spec=wider)
-    copies = [y for x in codes for y in with_transpose(x, spec, batch=1)]
+    copies = [y for x in codes for y in with_transpose(x, spec.transpose_from, batch=1)]
     return [*copies, of_tiles]
 
 

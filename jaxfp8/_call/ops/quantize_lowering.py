@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._call.library import ffi
-from jaxfp8._call.reference.quantize_reference import QuantizeSpec, quantized
+from jaxfp8._call.reference.quantize_reference import QuantizeSpec, quantized, transposed
 from jaxfp8._value.dtypes import is_float8
 from jaxfp8._value.spec import Shape, is_known
 
@@ -79,9 +79,10 @@ def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
 def _one_after_the_other(platform: str, x: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
     """Two quantisations by two calls; `x` is transposed in front of the second."""
     first, second = spec.apart
+    assert spec.transpose_from is not None
     turned = dataclasses.replace(second, tiles=spec.transposed(second.tiles))
     codes, scale = lowered(platform, x, spec=first)
-    others, their_scale = lowered(platform, spec.transposed(x), spec=turned)
+    others, their_scale = lowered(platform, transposed(x, spec.transpose_from), spec=turned)
     return [codes, others, scale, their_scale]
 
 

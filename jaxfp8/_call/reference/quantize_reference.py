@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -78,16 +79,10 @@ class QuantizeSpec:
         first = dataclasses.replace(self, transpose_from=None, transposed_tiles=None)
         return first, dataclasses.replace(first, tiles=self.transposed_tiles)
 
-    def transposed(self, x: Any, batch: int = 0) -> Any:
-        """An array, or a tuple for each axis, as the transposed copy has it.
-
-        `batch` leading axes stay in front.
-        """
+    def transposed(self, sizes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """What an array has for each axis, by axis of the transposed copy."""
         assert self.transpose_from is not None
-        rank = x.ndim if hasattr(x, "ndim") else len(x)
-        axes, first = range(rank), self.transpose_from + batch
-        order = (*axes[:batch], *axes[first:], *axes[batch:first])
-        return x.transpose(order) if hasattr(x, "ndim") else tuple(x[axis] for axis in order)
+        return tuple(sizes[axis] for axis in _turned(len(sizes), self.transpose_from))
 
     def layouts(self, axes: tuple[Axis, ...]) -> list[tuple[Axis, ...]]:
         """The axes of the codes, and of their transposed copy; empty without codes."""
@@ -113,7 +108,8 @@ def quantized(
     if spec.dtype is None:
         return [plain_amax(x)]
     if spec.transposed_tiles is not None:
-        return together(spec, *(quantized(x, spec=one) for one in spec.apart))
+        first, second = (quantized(x, spec=one) for one in spec.apart)
+        return together(spec, first, second)
     wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
     if spec.plain:
         by = functools.partial(plain_codes, dtype=spec.dtype, lowest=spec.lowest)
@@ -121,7 +117,7 @@ def quantized(
     of_tile = finite_amax(wide) if given else chosen_scale(wide, spec, mesh_axes)
     scale = given[0] if given else of_tile
     codes = map_tiles(functools.partial(codes_of, spec.dtype), wide, [scale], spec.tiles)
-    return [*with_transpose(codes, spec), of_tile]
+    return [*with_transpose(codes, spec.transpose_from), of_tile]
 
 
 def chosen_scale(x: jax.Array, spec: QuantizeSpec, mesh_axes: tuple[str, ...] = ()) -> jax.Array:
@@ -144,17 +140,29 @@ def plain_amax(x: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(x), axis=-1, keepdims=True)
 
 
-def with_transpose(codes: jax.Array, spec: QuantizeSpec, batch: int = 0) -> list[jax.Array]:
+def with_transpose(codes: jax.Array, transpose_from: int | None, batch: int = 0) -> list[jax.Array]:
     """The codes and, if asked for, their transposed copy; `batch` leading axes stay in front."""
-    return [codes] if spec.transpose_from is None else [codes, spec.transposed(codes, batch)]
+    return [codes] if transpose_from is None else [codes, transposed(codes, transpose_from, batch)]
+
+
+def transposed(x: jax.Array, first: int, batch: int = 0) -> jax.Array:
+    """An array with its axes from `first` on before the others, behind `batch` leading axes."""
+    order = (axis + batch for axis in _turned(x.ndim - batch, first))
+    return x.transpose(*range(batch), *order)
+
+
+def _turned(rank: int, first: int) -> Shape:
+    return (*range(first, rank), *range(first))
 
 
 def together(
-    spec: QuantizeSpec, first: list[jax.Array], second: list[jax.Array], batch: int = 0
+    spec: QuantizeSpec, first: Sequence[Any], second: Sequence[Any], batch: int = 0
 ) -> list[jax.Array]:
     """The results of two quantisations, from those of each; the second becomes transposed."""
-    (codes, scale), (others, their_scale) = first, second
-    return [codes, spec.transposed(others, batch), scale, spec.transposed(their_scale, batch)]
+    assert spec.transpose_from is not None
+    (codes, scale), theirs = first, second
+    others, their_scale = (transposed(x, spec.transpose_from, batch) for x in theirs)
+    return [codes, others, scale, their_scale]
 
 
 def codes_of(
