@@ -16,8 +16,9 @@ from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import contender
 from jaxfp8._bench._products import normal, quantize_rows
 from jaxfp8._call.ops.produce_call import quantize_produced
-from jaxfp8._call.ops.quantize_call import encode
+from jaxfp8._call.ops.quantize_call import encode, quantize_p
 from jaxfp8._call.reference.produce_reference import Norm, NormForm, ProduceSpec, RowScale
+from jaxfp8._call.reference.quantize_reference import QuantizeSpec, quantized
 
 Way = tuple[Callable[..., Any], tuple]  # a function and its operands
 _E4M3 = np.dtype(jnp.float8_e4m3fn)
@@ -136,16 +137,31 @@ def _weight_case(m: int) -> tuple[Any, Any, tuple, float]:
     return ours, theirs, (normal(0, m, _WIDTH), *_scales(1)), 6.0 * m * _WIDTH
 
 
+def _blocks_case(m: int) -> tuple[Any, Any, tuple, float]:
+    """By the tensor's own amaxes: blocks along rows, and along columns for the other product."""
+    spec = QuantizeSpec(
+        dtype=_E4M3,
+        tiles=(1, 128),
+        power_of_two=True,
+        transpose_from=1,
+        transposed_tiles=(128, 1),
+    )
+    ours = functools.partial(quantize_p.bind, spec=spec, split=False)
+    theirs = functools.partial(quantized, spec=spec)
+    return ours, theirs, (bf16(0, m, _WIDTH),), 4.0 * m * _WIDTH
+
+
 _TRAINING: dict[str, Callable[[int], tuple[Any, Any, tuple, float]]] = {
     "rmsnorm x1": functools.partial(_norm_case, 1),
     "rmsnorm x3": functools.partial(_norm_case, 3),
     "silu gate": _gate_case,
     "float32 weight": _weight_case,
+    "blocks": _blocks_case,
 }
 
 
 def training(name: str, m: int) -> Case:
-    """Codes in both layouts for given scales, with the operation in front in one call."""
+    """Codes in both layouts: for given scales, with the operation in front, or of blocks."""
     return _case(f"{name}, FP8 codes in both layouts, M = {m}", *_TRAINING[name](m))
 
 
