@@ -47,6 +47,19 @@ def problem(recipe, shapes):
     return numbers, (x, w, g, state)
 
 
+# Of several blocks along each axis, the last of them partial or not.
+BLOCKS = {
+    "matrix": ((304, 400), (400, 272), (((1,), (0,)), ((), ()))),
+    "tokens": ((2, 256, 384), (384, 256), (((2,), (0,)), ((), ()))),
+}
+
+
+@pytest.mark.parametrize("granularity", ["channel", "block"])
+@pytest.mark.parametrize("shapes", BLOCKS.values(), ids=BLOCKS)
+def test_rows_and_blocks_agree_with_the_cpu(shapes, granularity):
+    test_two_steps_agree_with_the_cpu(shapes, jaxfp8.CurrentScaling(granularity=granularity))
+
+
 @each_recipe
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_two_steps_agree_with_the_cpu(shapes, recipe):
@@ -65,9 +78,17 @@ def test_two_steps_agree_with_the_cpu(shapes, recipe):
         assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("name", ["delayed", "current"])
-def test_codes_are_never_transposed_by_a_pass_of_its_own(name):
-    numbers, args = problem(RECIPES[name], SHAPES["tokens"])
-    program = jax.jit(lambda *args: step(RECIPES[name], numbers, *args))
+@pytest.mark.parametrize(
+    ("recipe", "shapes"),
+    [
+        (RECIPES["delayed"], SHAPES["tokens"]),
+        (RECIPES["current"], SHAPES["tokens"]),
+        (jaxfp8.CurrentScaling(granularity="block"), BLOCKS["tokens"]),
+    ],
+    ids=["delayed", "current", "block"],
+)
+def test_codes_are_never_transposed_by_a_pass_of_its_own(recipe, shapes):
+    numbers, args = problem(recipe, shapes)
+    program = jax.jit(lambda *args: step(recipe, numbers, *args))
     text = program.lower(*args).compile().as_text()
     assert not re.findall(r"(?:u8|f8\w+)\[[\d,]*\]\S* (?:transpose|copy)\(", text)
