@@ -68,12 +68,13 @@ def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
     matrix = _matrix(shape, one)
     if platform != "cuda" or matrix is None or not _has_kernel(platform, shape, matrix, one):
         return False
+    assert spec.dtype is not None
     rows, columns, tile_rows, tile_columns = matrix
     is_last = spec.transpose_from == len(shape) - 1 and columns == shape[-1] > _BLOCK
     down = (*(1 for _ in shape[:-2]), min(_BLOCK, shape[-2]), 1)
     aligned = shape[-2] % _BLOCK == 0 or shape[-2] == rows
     blocks = (tile_rows, tile_columns) == (1, _BLOCK) and two.tiles == down
-    return is_last and blocks and aligned and is_float8(spec.dtype or np.int8)
+    return is_last and blocks and aligned and is_float8(spec.dtype)
 
 
 def _one_after_the_other(platform: str, x: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
