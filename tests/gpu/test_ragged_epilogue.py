@@ -49,13 +49,9 @@ EIGHT_BIT = {
     ),
     "one of all rows": Ragged(sizes=(0, 300, 0), rows=300, columns=264, depth=256, **LINES),
 }
+HOPPER = pytest.mark.skipif("ffi.compute_capability() != 90", reason="needs Hopper")
 CASES = {f"weights, {name}": case for name, case in WEIGHTS.items()}
-CASES |= {
-    f"8 bits, {name}": pytest.param(
-        case, marks=pytest.mark.skipif("ffi.compute_capability() != 90", reason="needs Hopper")
-    )
-    for name, case in EIGHT_BIT.items()
-}
+CASES |= {f"8 bits, {name}": pytest.param(case, marks=HOPPER) for name, case in EIGHT_BIT.items()}
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 CURVES = {
     "relu": lambda y: np.maximum(y, 0),
@@ -170,6 +166,32 @@ def test_a_nan_stays_in_its_group(name):
     lost[row] = True
     np.testing.assert_array_equal(np.isnan(y), lost)
     near(np.where(lost, 0, y).astype(np.float32), np.where(lost, 0, z), bound)
+
+
+EMPTY_FIRST = functools.partial(Ragged, sizes=(0, 5), rows=300, depth=256)
+
+
+@pytest.mark.parametrize("columns", [264, 131])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(LINES, marks=HOPPER, id="once"),
+        pytest.param({}, marks=HOPPER, id="blocks"),
+        pytest.param({**LINES, "lhs": "int8", "rhs": "int8"}, marks=HOPPER, id="int8"),
+        pytest.param({"lhs": "bfloat16", "rhs_tile": (1, ALL)}, id="weights"),
+    ],
+)
+def test_a_nan_scale_of_an_empty_group_stays_there(settings, columns):
+    """Rows of no group have no scale; kernels must not take that of the first group."""
+    case = EMPTY_FIRST(columns=columns, **settings)
+    lhs, rhs, wide = case.draw()
+    rhs = dataclasses.replace(rhs, scale=rhs.scale.at[0].set(np.nan))
+    call = functools.partial(jaxfp8.ragged_dot, preferred_element_type=jnp.float32)
+    for activation in (None, "relu"):
+        y = call(lhs, rhs.mT, jnp.array([0, 5]), activation=activation)
+        assert not np.any(np.asarray(y)[5:])
+    loss = 0 if case.lhs in ("bfloat16", "int8") else FP8_LOSS
+    case.assert_right(np.asarray(call(lhs, rhs.mT, jnp.array([0, 5]))), wide, loss)
 
 
 @pytest.mark.parametrize("seed", range(10))

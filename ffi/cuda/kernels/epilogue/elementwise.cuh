@@ -183,6 +183,16 @@ __device__ __forceinline__ uint32_t ApplyElementwise(const Elementwise& ew, cons
   return largest;
 }
 
+// The same with the bias and the divisors of the four columns loaded here.
+//   biased  else there is no bias: the row is of no group
+__device__ __forceinline__ uint32_t ApplyWithPlanes(const Elementwise& ew, const Quad& q,
+                                                    bool biased, float (&y)[4]) {
+  float bias[4] = {}, out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  if (ew.bias_plane && biased) LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, bias);
+  if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
+  return ApplyElementwise(ew, q, bias, out_scale, y);
+}
+
 // Raises the amax of a matrix to the largest |y| of a warp.
 __device__ __forceinline__ void UpdateMatrixAmax(const Elementwise& ew, int64_t b,
                                                  uint32_t largest) {

@@ -77,9 +77,6 @@ __device__ __forceinline__ void UpdateRowAmax(const Elementwise& ew, const Quad&
 inline __device__ __noinline__ void StoreAnyOutputs(const Arguments& a, Quad q, float row_scale,
                                                     float4 sum) {
   const Elementwise& ew = a.epilogue.elementwise;
-  float bias[4] = {}, out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-  if (ew.bias_plane) LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, bias);
-  if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
   float y[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -88,7 +85,7 @@ inline __device__ __noinline__ void StoreAnyOutputs(const Arguments& a, Quad q, 
     }
     y[i] *= row_scale;
   }
-  UpdateRowAmax(ew, q, q.count > 0 ? ApplyElementwise(ew, q, bias, out_scale, y) : 0);
+  UpdateRowAmax(ew, q, q.count > 0 ? ApplyWithPlanes(ew, q, /*biased=*/true, y) : 0);
 }
 
 // Not inlined either, with its arguments in registers. It serves epilogues that are otherwise
@@ -118,9 +115,8 @@ inline __device__ __noinline__ void StoreRest(const Arguments& a, const BlockTil
   for (int i = first; i < min(tile.end - tile.row, tile_rows) * kQuads; i += step) {
     const int32_t column = tile.column_tile * kTileColumns + i % kQuads * 4;
     const Quad q{0, tile.row + i / kQuads, column, max(0, min(4, a.columns - column))};
-    float out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f}, y[4] = {};
-    if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
-    UpdateRowAmax(ew, q, q.count > 0 ? ApplyElementwise(ew, q, {}, out_scale, y) : 0);
+    float y[4] = {};
+    UpdateRowAmax(ew, q, q.count > 0 ? ApplyWithPlanes(ew, q, /*biased=*/false, y) : 0);
   }
 }
 

@@ -66,20 +66,16 @@ __device__ __forceinline__ void UpdateRowAmax(const Elementwise& ew, const Quad&
   }
 }
 
-// The epilogue of 16 rows x 32 columns in shared memory. Returns the largest |y| of the lane.
-template <DType kAcc, bool kZero, int kPitch = kWidePitch>
+// The epilogue of 16 rows x 32 columns of scaled sums in shared memory. Returns the largest |y| of
+// the lane.
+template <int kPitch = kWidePitch>
 __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTile& tile,
                                                 int32_t part, uint32_t staged) {
+  const Elementwise& ew = e.elementwise;
   const int32_t lane = threadIdx.x % 32;
   const int32_t column = tile.column + part * kStagedColumns + lane % 8 * 4;
   const int32_t left = static_cast<int32_t>(e.columns) - column;
   Quad q{max(tile.batch, 0), 0, column, max(min(left, 4), 0)};
-  ColumnParams columns;
-  LoadColumnParams<kZero>(e, tile.batch, q, columns);
-  if (!tile.HasBias()) {
-#pragma unroll
-    for (float& bias : columns.bias) bias = 0.0f;
-  }
   uint32_t largest = 0;
 #pragma unroll 1
   for (int32_t r = lane / 8; r < kWarpRows; r += 4) {
@@ -88,14 +84,12 @@ __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTil
     uint32_t seen = 0;
     if (inside && q.count > 0) {
       const uint4 v = LoadSums(staged + r * kPitch + lane % 8 * 16);
-      const uint32_t acc[4] = {v.x, v.y, v.z, v.w};
-      const RowParams row = LoadRowParams(e.lhs, tile.batch, tile.batch, q.r, q.r);
-      seen = DequantizeAndStore<kAcc, kZero>(e, q, row, columns, acc);
+      float y[4];
+      memcpy(y, &v, sizeof(y));
+      seen = ApplyWithPlanes(ew, q, tile.HasBias(), y);
     }
     largest = max(largest, seen);
-    if (e.elementwise.amax_kind == AmaxKind::kPerRow) {
-      UpdateRowAmax(e.elementwise, q, inside, seen);
-    }
+    if (ew.amax_kind == AmaxKind::kPerRow) UpdateRowAmax(ew, q, inside, seen);
   }
   return largest;
 }

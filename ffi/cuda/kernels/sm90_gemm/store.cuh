@@ -10,7 +10,7 @@
 //              bits a warpgroup stages all it has, swizzled, and one thread stores it by copies
 //              (TMA), which run while the next tile is multiplied
 //   else       32 float32 sums are staged. A lane finishes four columns of four rows at once
-//              (row_batch.cuh), or, where those are no aligned fours, of one row (dequantize.cuh)
+//              (row_batch.cuh), or, where those are no aligned fours, of one row (elementwise.cuh)
 
 #pragma once
 
@@ -188,9 +188,8 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const CUtensorMap*
     StagePart<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
     __syncwarp();
     const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWgmmaRows, tile.column, tile.end};
-    const uint32_t seen = a.stores_fours
-                              ? StoreStagedRows<>(e, wave, part % kPerWave, staged)
-                              : StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged);
+    const uint32_t seen = a.stores_fours ? StoreStagedRows<>(e, wave, part % kPerWave, staged)
+                                         : StoreStaged<>(e, wave, part % kPerWave, staged);
     largest = max(largest, seen);
     __syncwarp();
   }

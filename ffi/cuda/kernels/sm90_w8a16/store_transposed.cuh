@@ -176,9 +176,8 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
     SynchronizeWarpgroup(warpgroup);
     const WarpTile at{tile.batch, tile.row + part % kPerWave * kSumsStaged + half,
                       tile.column + part / kPerWave * kWgmmaRows, tile.end};
-    const uint32_t seen = a.stores_fours
-                              ? StoreStagedRows<kSumPitch>(e, at, across, from)
-                              : StoreStaged<DType::kF32, false, kSumPitch>(e, at, across, from);
+    const uint32_t seen = a.stores_fours ? StoreStagedRows<kSumPitch>(e, at, across, from)
+                                         : StoreStaged<kSumPitch>(e, at, across, from);
     largest = max(largest, seen);
     SynchronizeWarpgroup(warpgroup);
   }
