@@ -70,8 +70,9 @@ def ragged_dot(
 
     On the CPU it is one call: each group multiplies its own rows, or its own part of K, by the
     kernel that `dot_general` would take. The call has the epilogue, on GPUs too, but for gates and
-    weights of rows: beside one of these XLA computes the whole epilogue behind the call, from sums
-    in float32. It does so on several devices, under `vmap` and in derivatives as well.
+    for weights of rows behind a bias, a residual, an activation or a gate: XLA then computes the
+    whole epilogue behind the call, from sums in float32. It does so on several devices, under
+    `vmap` and in derivatives as well.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch for two 8-bit operands without zero
     points: FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales
@@ -101,8 +102,8 @@ def ragged_dot(
       residual: broadcasts over the output; not with `gated`.
       activation: as in `dot_general`.
       gated: whether the columns are those of a gate, then those that it multiplies.
-      row_weights: [M] or [G, M], such as the weights of a router; finite for rows of no group too,
-        as 0 times NaN or infinity is NaN.
+      row_weights: [M] or [G, M], such as the weights of a router. In rows of no group one that is
+        not finite gives NaN, or 0 where it is a scale of the rows.
       out_scale, return_amax: as in `dot_general`.
 
     Both operands may be any of `dot_general`'s, except a `PreparedArray`.

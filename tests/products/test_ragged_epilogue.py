@@ -78,6 +78,45 @@ def test_a_gate_and_weights_of_rows(masked):
     near(amax, abs(want).max())
 
 
+# Rows in floats and in 8 bits, with scales of their own, of blocks, or of all.
+LEFT = {
+    "floats": jnp.asarray,
+    "by row": lambda x: jaxfp8.quantize(x, channelwise_axes=range(x.ndim - 1)),
+    "by tensor": jaxfp8.quantize,
+    "by block": lambda x: jaxfp8.quantize(x, tiled_axes={x.ndim - 2: 4, x.ndim - 1: 5}),
+    "zero points": lambda x: jaxfp8.quantize(
+        x, jnp.int8, zero_point=True, tiled_axes={x.ndim - 2: 3}
+    ),
+    "K first": lambda x: jaxfp8.quantize(x.swapaxes(-1, -2), tiled_axes={x.ndim - 1: 4}).mT,
+}
+
+
+@pytest.mark.filterwarnings("error::jaxfp8.FallbackWarning")
+@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
+def test_weights_of_rows_are_a_scale_of_the_rows(masked, left):
+    """The output is rounded once, and the maximum is that of weighted rows."""
+    case = Case(masked)
+    x = LEFT[left](case.x)
+    case.x = np.asarray(x if left == "floats" else jaxfp8.dequantize(x))
+    wide = np.asarray(jaxfp8.dequantize(case.w), np.float64)
+    sums = case.x @ wide if masked else case.rows_of(wide)
+    weights = normal(*case.group.shape, seed=4)
+    settings = {"row_weights": weights, "return_amax": True}
+    out, amax = _dot(x, case.w, SIZES, preferred_element_type=jnp.bfloat16, **settings)
+    want = np.where((case.group >= 0)[..., None], sums * weights[..., None], 0)
+    near(out, want, rtol=2**-7)
+    near(amax, abs(want).max())
+
+
+def test_weights_of_rows_leave_no_pass_behind_the_call():
+    case, weights = Case(), normal(ROWS, seed=4)
+    dot = functools.partial(jaxfp8.ragged_dot, preferred_element_type=jnp.bfloat16)
+    text = jax.jit(dot).lower(case.x, case.w, SIZES, row_weights=weights).as_text()
+    (call,) = [line for line in text.splitlines() if "@jaxfp8_ragged_dot" in line]
+    assert call.endswith("-> tensor<11x8xbf16>")
+
+
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.int8], ids=["e4m3", "int8"])
 @pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
 def test_an_output_of_8_bits(gated, dtype):
@@ -201,7 +240,9 @@ def test_the_report_says_why_xla_computes_an_epilogue():
     assert "gate" in gated.epilogue and "the epilogue: the call has no gate" in gated.note
     weights = np.ones(ROWS, np.float32)
     weighted = jaxfp8.explain(dot)(case.x, case.w, SIZES, row_weights=weights).calls[0]
-    assert "the epilogue: the call has no weights of rows" in weighted.note
+    assert "the epilogue: the call has weights of rows right behind the sums" in weighted.note
+    alone = jaxfp8.explain(jaxfp8.ragged_dot)(case.x, case.w, SIZES, row_weights=weights).calls[0]
+    assert "row weights" in alone.epilogue and "XLA computes" not in alone.note
 
 
 @pytest.fixture(name="call_on_gpu")
@@ -228,6 +269,14 @@ def test_a_program_for_a_gpu_has_a_gate_behind_its_call(call_on_gpu):
 def test_a_program_for_a_gpu_has_weights_of_rows_behind_its_call(call_on_gpu):
     call = call_on_gpu(Case(), {"bias": BIAS, "row_weights": np.ones(ROWS, np.float32)})
     assert call.endswith("-> tensor<11x8xf32>") and "bias = false" in call
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
+def test_a_program_for_a_gpu_has_weights_alone_as_a_scale_of_rows(masked, call_on_gpu):
+    case, rows = Case(masked), 3 * ROWS if masked else ROWS
+    call = call_on_gpu(case, {"row_weights": np.ones(case.group.shape, np.float32)})
+    assert f"tensor<3xi32>, tensor<{rows}x1xf32>" in call and "lhs_scale = true" in call
+    assert call.endswith("8xbf16>")
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])

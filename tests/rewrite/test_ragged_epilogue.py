@@ -228,17 +228,70 @@ def test_a_second_addend_stays_outside():
     near(jaxfp8.rewrite(f)(*ARGS[:4]), f(*ARGS[:4]))
 
 
-@pytest.mark.parametrize("factor", [np.inf, np.nan, 2.0], ids=str)
-def test_a_factor_that_may_be_infinite_stays_outside(factor):
-    """Infinity times the zeros of a row of no group is NaN."""
-
+@pytest.mark.parametrize("shape", [(), (1, COLUMNS), (ROWS, 1)], ids=str)
+def test_a_factor_is_a_scale(shape):
     def f(x, scale, factor):
         return jax.nn.relu(product(x, scale) * factor)
 
-    args = X, Q.scale, jnp.full((ROWS, 1), factor)
+    args = X, Q.scale, normal(*shape, seed=5)
     (row,) = jaxfp8.explain(f)(*args).sites
-    assert row.epilogue == "scale -> float32"
-    near(jaxfp8.rewrite(f)(*args), f(*args))
+    assert row.epilogue == "scale, relu -> float32"
+    near(jaxfp8.rewrite(f, strict=True)(*args), np.maximum(SUMS * args[2], 0))
+
+
+def weighted(x, scale, weights):
+    """The product times the weights of a router, rounded once."""
+    w = Q.qvalue.astype(x.dtype) * scale.astype(x.dtype)
+    y = lax.ragged_dot(x, w, SIZES, preferred_element_type=jnp.float32)
+    return (y * weights[:, None]).astype(x.dtype)
+
+
+@pytest.mark.parametrize("x", [X, X.astype(jnp.bfloat16)], ids=["float32", "bfloat16"])
+def test_weights_of_rows_are_inside_with_the_cast_behind_them(x):
+    args = x, Q.scale, np.abs(normal(ROWS, seed=6))
+    f = jaxfp8.rewrite(weighted, strict=True)
+    (row,) = jaxfp8.explain(weighted)(*args).sites
+    assert row.epilogue == f"scale -> {x.dtype}"
+    outputs = [
+        eqn.primitive.name
+        for eqn in graph.equations(jax.make_jaxpr(f)(*args).jaxpr)
+        if eqn.primitive.name in ("mul", "convert_element_type", "ragged_dot")
+        and eqn.outvars[0].aval.shape == (ROWS, COLUMNS)
+    ]
+    assert outputs == ["ragged_dot"]
+    assert distance(f(*args), SUMS * args[2][:, None]) < (1e-6 if x is X else 2**-7)
+
+
+@pytest.mark.parametrize("weight", [np.inf, np.nan], ids=str)
+def test_weights_that_are_not_finite_reach_their_rows_but_for_those_of_no_group(weight):
+    """As scales do. The program has NaN in rows of no group: their sums are zeros."""
+    weights = np.ones(ROWS, np.float32)
+    weights[[1, 7, 10]] = weight
+    y = np.asarray(jaxfp8.rewrite(weighted, strict=True)(X, Q.scale, weights))
+    expected = np.asarray(weighted(X, Q.scale, weights))
+    np.testing.assert_array_equal(np.isfinite(y)[:9], np.isfinite(expected)[:9])
+    assert not np.isfinite(y[[1, 7]]).any() and not y[9:].any()
+
+
+def test_weights_behind_a_residual_stay_outside():
+    def f(x, scale, residual, weights):
+        return (product(x, scale) + residual) * weights[:, None]
+
+    args = X, Q.scale, RESIDUAL, normal(ROWS, seed=6)
+    (row,) = jaxfp8.explain(f)(*args).sites
+    assert row.epilogue == "scale, residual -> float32"
+    near(jaxfp8.rewrite(f, strict=True)(*args), f(*args))
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["rewrite(grad)", "grad(rewrite)"])
+def test_gradients_with_weights_are_those_of_the_program(outside):
+    def gradients(f):
+        return jax.grad(lambda x, w: jnp.sum(f(x, Q.scale, w) ** 2), (0, 1))
+
+    ours = jaxfp8.rewrite(gradients(weighted)) if outside else gradients(jaxfp8.rewrite(weighted))
+    args = X, normal(ROWS, seed=6)
+    for mine, other in zip(ours(*args), gradients(weighted)(*args), strict=True):
+        assert distance(mine, other) < 1e-5
 
 
 def test_a_known_factor_is_inside():

@@ -251,24 +251,31 @@ def _with_epilogue(platform: str, rule: Callable[..., Any]) -> Callable[..., Any
     """The rule, with an epilogue behind the call unless the call has it."""
 
     def lower(ctx: Any, *operands: Any, spec: RaggedSpec, **params: Any) -> Any:
-        alone = not (params["split"] and compat.place_of(ctx))
-
-        def has_it() -> bool:
-            return why_behind(spec) is None and _why_not_in(ctx, spec, platform) is None
-
-        if spec.is_plain or (alone and has_it()):
+        if spec.is_plain:
             return rule(ctx, *operands, spec=spec, **params)
-        call = functools.partial(_composed, spec=spec, **params)
-        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+        alone = not (params["split"] and compat.place_of(ctx))
+        has_it = _why_not_in(ctx, spec, platform) is None and why_behind(spec) is None
+        if alone and has_it and not spec.weighted:
+            return rule(ctx, *operands, spec=spec, **params)
+        call = _scaled_by_weights if alone and has_it else _composed
+        made = functools.partial(call, spec=spec, **params)
+        return mlir.lower_fun(made, multiple_results=True)(ctx, *operands)
 
     return lower
 
 
+def _scaled_by_weights(*operands: jax.Array, spec: RaggedSpec, **params: Any) -> list[jax.Array]:
+    """The ragged dot with weights of rows in the scale of lhs."""
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    named, spec = ragged_epilogue.with_weights_as_scales(named, spec)
+    return ragged_dot_p.bind(*(named[name] for name in spec.operand_names()), spec=spec, **params)
+
+
 def why_behind(spec: RaggedSpec) -> str | None:
     """Why XLA computes the epilogue behind the call, or None if the call can have it."""
-    if spec.gated:
-        return "the call has no gate: its halves are other columns"
-    return "the call has no weights of rows" if spec.weighted else None
+    if spec.weighted and not ragged_epilogue.are_weights_scales(spec):
+        return "the call has weights of rows right behind the sums alone"
+    return "the call has no gate: its halves are other columns" if spec.gated else None
 
 
 def _parts(

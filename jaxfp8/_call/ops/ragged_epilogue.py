@@ -1,7 +1,8 @@
 """The epilogue of a ragged dot by XLA, behind its sums.
 
-It is the definition. It also serves wherever the library has no epilogue in groups: on meshes,
-for gates, for weights of rows, and where no kernel takes the groups.
+It is the definition. It also serves wherever the library has no epilogue in groups: on meshes, for
+gates, and where no kernel takes the groups. Weights of rows right
+behind the sums are a scale of the rows, and need no epilogue.
 
     z = sum + residual + bias of its group
     y = activation(z), or activation(z[:, :N / 2]) * z[:, N / 2:] if gated;  times the row's weight
@@ -11,6 +12,7 @@ A row of no group has a sum of 0, and no bias.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -21,6 +23,8 @@ from jaxfp8._call.mesh import explicit
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_of_rows
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import compat
+from jaxfp8._value.spec import OperandSpec
+from jaxfp8._value.tiles import repeated
 
 
 def finish(sums: jax.Array, named: dict[str, Any], spec: RaggedSpec) -> list[jax.Array]:
@@ -90,3 +94,41 @@ def rows_of(values: jax.Array, sizes: jax.Array, rows: int, out_sharding: Any = 
 def _rows(split: Any) -> Any:
     """Rows split like those of the output, each of them whole."""
     return None if split is None else split.update(spec=PartitionSpec(split.spec[0], None))
+
+
+def are_weights_scales(spec: RaggedSpec) -> bool:
+    """Whether weights of rows follow the sums at once, and so are scales of the rows of lhs."""
+    epilogue = spec.epilogue
+    is_first = epilogue.bias is None and epilogue.residual is None
+    return is_first and epilogue.activation == "none" and not spec.gated
+
+
+def with_weights_as_scales(
+    named: dict[str, Any], spec: RaggedSpec
+) -> tuple[dict[str, Any], RaggedSpec]:
+    """The operands and the problem with weights of rows in the scale of lhs."""
+    rest, side = dict(named), spec.lhs
+    weights, axes = rest.pop("row_weights").astype(jnp.float32), (*side.batch, *side.free)
+    if axes != tuple(sorted(axes)):
+        weights = weights.T
+    scale = jnp.expand_dims(weights, side.contracting)
+    for name in ("lhs_scale", "lhs_zero_point"):
+        if name in rest:
+            rest[name] = _of_each_row(rest[name], side)
+    if side.scale:
+        scale = rest["lhs_scale"].astype(jnp.float32) * scale
+    (along,) = side.contracting
+    tiles = [1] * len(side.shape)
+    tiles[along] = side.tiles[along] if side.scale or side.zero_point else side.depth
+    if side.zero_point and not side.scale:
+        scale = jnp.broadcast_to(scale, rest["lhs_zero_point"].shape)
+    lhs = dataclasses.replace(side, scale=True, tiles=tuple(tiles))
+    return {**rest, "lhs_scale": scale}, dataclasses.replace(spec, lhs=lhs, weighted=False)
+
+
+def _of_each_row(factor: jax.Array, side: OperandSpec) -> jax.Array:
+    """A factor of lhs with an entry for each row of each group."""
+    for axis in (*side.batch, *side.free):
+        if factor.shape[axis] != side.shape[axis]:
+            factor = repeated(factor, axis, side.tiles[axis], side.shape[axis])
+    return factor

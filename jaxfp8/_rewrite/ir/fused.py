@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Concatenate, Literal, ParamSpec
 
@@ -158,12 +157,8 @@ class FusedDot:
 
     @_step("out scale", "scales")
     def scale(self, factors: Factors) -> str | None:
-        """Multiply by factors of the output: the sides if only a bias came before.
-
-        Rows of no group are zeros, and 0 times infinity is NaN. A known number leaves them zeros.
-        """
-        is_behind = self.stage != "sum" or self.residual is not None
-        if is_behind or (self.dot.site.grouping and not all(map(_is_finite, factors))):
+        """Multiply by factors of the output: the sides if only a bias came before."""
+        if self.stage != "sum" or self.residual is not None:
             self.out += factors
             return None
         for factor in factors:
@@ -274,11 +269,6 @@ class FusedDot:
         if any(t not in (1, full) for t, full in zip(total.tiles, full_tiles(shape), strict=True)):
             return None
         return graph.reciprocal(total.small)
-
-
-def _is_finite(factor: Factor) -> bool:
-    number = constants.number(factor.small)
-    return number is not None and math.isfinite(number)
 
 
 def _scaled_bias(bias: Value, factor: Factor, out_shape: Shape) -> Value | None:
