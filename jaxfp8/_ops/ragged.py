@@ -72,7 +72,8 @@ def ragged_dot(
     kernel that `dot_general` would take. The call has the epilogue, on GPUs too, but for gates and
     for weights of rows behind a bias, a residual, an activation or a gate: XLA then computes the
     whole epilogue behind the call, from sums in float32. It does so on several devices, under
-    `vmap` and in derivatives as well.
+    `vmap` and in derivatives as well. From compute capability 9.0 on a gate of 16-bit rows and
+    8-bit weights is inside for up to 16 rows, or 10 a group on average.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch for two 8-bit operands without zero
     points: FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales

@@ -48,7 +48,7 @@ def why_not(spec: RaggedSpec) -> str | None:
     if epilogue.amax is not None and set(epilogue.amax) != {1}:
         return "groups have one amax in all"
     platform = targets.platform()
-    return ragged_call.why_not(spec, platform) or ragged_call.why_behind(spec)
+    return ragged_call.why_not(spec, platform) or ragged_call.why_behind(spec, platform)
 
 
 def op_of(spec: RaggedSpec, operands: dict[str, Value], dot: Op) -> Op:

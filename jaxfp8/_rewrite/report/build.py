@@ -155,7 +155,7 @@ def _epilogue_behind(spec: ScaledDotSpec | RaggedSpec) -> str:
     """Why XLA computes the epilogue of groups behind their call; "" if the call can have it."""
     if not isinstance(spec, RaggedSpec):
         return ""
-    reason = ragged_call.why_behind(spec)
+    reason = ragged_call.why_behind(spec, targets.platform())
     return f"XLA computes the epilogue: {reason}" if reason is not None else ""
 
 

@@ -107,7 +107,8 @@ __device__ __forceinline__ void StoreWide(const Elementwise& ew, const Quad& q,
   }
 }
 
-// Stores the epilogue of sums of 0, without a bias, in a tile of rows of no group.
+// Stores the epilogue of sums of 0, without a bias, in a tile of rows of no group. These are zeros
+// in a gated launch, too: every activation of 0 is 0.
 inline __device__ __noinline__ void StoreRest(const Arguments& a, const BlockTile& tile,
                                               int tile_rows, int first, int step) {
   constexpr int kQuads = kTileColumns / 4;
