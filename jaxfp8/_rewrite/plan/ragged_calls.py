@@ -69,4 +69,4 @@ def op_of(spec: RaggedSpec, operands: dict[str, Value], dot: Op) -> Op:
                     given[name] = jax.lax.bitcast_convert_type(given[name], dtype)
             return list(ragged_call.results_of(spec, given, sharding))
 
-    return Op(NAME, tuple(named.values()), run, {"spec": spec})
+    return Op(NAME, tuple(named.values()), run, {"spec": spec, "names": names, "dot": dot})

@@ -179,6 +179,8 @@ def _notes(site: DotSite) -> str:
     notes += [second_rounding.of_site(site), site.attention]
     if not (site.joined or site.chained) and site.captured.compute is None:
         notes.append(_only_saves_memory(site.captured.spec))
+    if site.gate:
+        notes.append(f"XLA computes the gate behind it: {site.gate}")
     if site.multiplied:
         notes.append("one launch with another of its input, and the product of both outputs")
     elif site.joined:

@@ -1,0 +1,121 @@
+"""The gate behind a captured product of groups becomes a part of its call.
+
+    y = ragged_dot(x, up)                                [M, 2 H]
+    activation(y[:, :H]) * y[:, H:]      ──▶    ragged_dot(x, up, gated)
+
+The call computes the gate in float32 and rounds once, as it does for other steps behind a product.
+Nothing else may read the product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.plan import ragged_calls, row_programs
+from jaxfp8._rewrite.plan.body import Body, Replaced
+from jaxfp8._rewrite.plan.launches import narrowed, readers_of
+from jaxfp8._value import compat, dtypes
+from jaxfp8._value.spec import EpilogueSpec
+
+
+def put_gates_inside(body: Body, replaced: Replaced) -> Replaced:
+    """The pass: a call has the gate behind it, or its dot says why not."""
+    program = body.program(replaced)
+    for call, activation, old in _gates(program, replaced):
+        made = _gated(call, activation, old[0].dtype)
+        (site,) = (site for site in body.walk.own if site.op is call.params["dot"])
+        if isinstance(made, str):
+            site.gate = made
+            continue
+        (out,) = made.outputs
+        new = {value: graph.laid_out_like(out, value) for value in old}
+        if call not in body.ops({**replaced, **new}) and site.captured is not None:
+            site.captured = dataclasses.replace(site.captured, spec=made.params["spec"])
+            replaced = {**replaced, **new}
+    return replaced
+
+
+def _gates(program: Program, replaced: Replaced) -> Iterator[tuple[Op, str, list[Value]]]:
+    """Calls with a gate behind them: its activation, and the values that it makes."""
+    calls = {op.outputs[0]: op for op, _ in program.ops if op.name == ragged_calls.NAME}
+    if not calls:
+        return
+    readers = readers_of(program)
+    halves = _Halves(calls, replaced)
+    for op, _ in program.ops:
+        if op.name != "mul" or op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
+            continue
+        row = row_programs.elementwise(op.outputs[0], lambda v: halves.of(v) is not None)
+        if row is None or not row.has_factor:
+            continue
+        both = [halves.of(row.x), halves.of(row.others[0])]
+        places = [half[1] for half in both if half is not None]
+        first = both[0]
+        if row.activation == "none":
+            places.sort()
+        if (
+            first is not None
+            and both[1] is not None
+            and both[1][0] is first[0]
+            and places == [0, 1]
+        ):
+            yield first[0], row.activation, narrowed(op, readers)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Halves:
+    """The halves of the columns of some calls."""
+
+    calls: Mapping[Value, Op]
+    replaced: Replaced
+
+    def of(self, value: Value) -> tuple[Op, int] | None:
+        """The call of which a value is a half, and which half."""
+        if value.op is None or not value.op.inputs:
+            return None
+        source = whole = value.op.inputs[0]
+        while source in self.replaced:
+            source = self.replaced[source]
+        place = _place(value, whole)
+        call = self.calls.get(source)
+        return None if call is None or place is None else (call, place)
+
+
+def _place(value: Value, whole: Value) -> int | None:
+    """0 for the first half of the columns, 1 for the second one; None for anything else."""
+    op = value.op
+    assert op is not None
+    rows, columns = whole.shape if len(whole.shape) == 2 else (0, 1)
+    if (rows, 2 * value.shape[-1]) != (value.shape[0], columns):
+        return None
+    if op.name == "split":
+        return value.index if op.params["axis"] == 1 else None
+    if op.name != "slice" or any(step != 1 for step in op.params["strides"] or ()):
+        return None
+    start = tuple(op.params["start_indices"])
+    places = {(0, 0): 0, (0, columns // 2): 1}
+    return places.get(start)
+
+
+def _gated(call: Op, activation: str, dtype: np.dtype) -> Op | str:
+    """The call with a gate, or why there is none."""
+    spec, dot = call.params["spec"], call.params["dot"]
+    if not dataclasses.replace(spec, gated=False).is_plain:
+        return "other steps come between the product and its gate"
+    if compat.spec_of_output(dot.equation) is not None:
+        return "the columns of its output have a sharding of their own"
+    epilogue = EpilogueSpec(out_dtype=dtype.name, activation=activation)
+    gated = dataclasses.replace(spec, gated=True, epilogue=epilogue)
+    if (reason := ragged_calls.why_not(gated)) is not None:
+        return reason
+    named = dict(zip(call.params["names"], call.inputs, strict=True))
+    del named["group_sizes"]
+    made = ragged_calls.op_of(gated, named, dot)
+    made.outputs = (Value(gated.out_shape, dtype, made),)
+    return made
