@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._recipes import experts
+from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._grouped import EXPERTS_INIT, GroupedLinear
 
 Init = Callable[..., Any]
@@ -179,4 +180,5 @@ class MoE(nnx.Module):
         )
 
     def _experts(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
-        return self.down(self.hidden(self.up(rows, sizes)), sizes)
+        is_held = isinstance(self.up, EightBitLayer)
+        return self.down(self.hidden.behind(self.up, rows, sizes, is_held=is_held), sizes)

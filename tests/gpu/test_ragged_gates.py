@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpu.test_ragged_epilogue import CURVES, bias_of_rows, compiled, drawn, near
+from flax import nnx
+from gpu.test_ragged_epilogue import CALL, CURVES, bias_of_rows, compiled, drawn, near
 from ragged_case import Ragged
 
 import jaxfp8
+import jaxfp8.nnx
 from jaxfp8._call.library import ffi
 
 pytestmark = pytest.mark.skipif("ffi.compute_capability() < 90", reason="needs clusters")
@@ -130,3 +132,72 @@ def test_random_problems(seed):
         z, operands = z - bias_of_rows(case, operands["bias"]), {}
     settings = {"activation": "silu", "gated": True, "preferred_element_type": "float32"}
     assert_gated(compiled(case, lhs, rhs, operands, **settings), "silu", z, bound)
+
+
+def silu_and_factor(y):
+    """The gate of a layer, as a function that no call has."""
+    gate, up = jnp.split(y, 2, -1)
+    return jax.nn.silu(gate) * up
+
+
+def one_gate(f, x):
+    """The output of a program with one gate in its calls."""
+    text = jax.jit(f).lower(x).as_text()
+    assert sum("gated = true" in line for line in text.splitlines() if CALL in line) == 1
+    return np.asarray(jax.jit(f)(x), np.float64)
+
+
+@pytest.mark.skipif("jax.device_count() > 1", reason="a program may be split over devices")
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_layer_of_experts_has_its_gate_in_the_call(count):
+    def layer(**settings):
+        sizes = {"num_experts": 8, "top_k": 2, "dtype": jnp.bfloat16}
+        model = nnx.Dict(moe=jaxfp8.nnx.MoE(256, 384, **sizes, **settings, rngs=nnx.Rngs(0)))
+        jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
+        return model.moe
+
+    x = jax.random.normal(jax.random.key(1), (count, 256), jnp.bfloat16)
+    y = one_gate(lambda x: layer()(x), x)
+    apart = np.asarray(jax.jit(lambda x: layer(glu=silu_and_factor)(x))(x), np.float64)
+    assert np.linalg.norm(y - apart) < 2**-7 * np.linalg.norm(apart)
+
+
+def test_an_unmodified_program_has_its_gate_in_the_call():
+    w = jax.random.normal(jax.random.key(0), (5, 256, 768)) / 16
+    q, sizes = jaxfp8.quantize(w, channelwise_axes=(0, 2)), jnp.array([3, 0, 2, 9, 1])
+    x = jax.random.normal(jax.random.key(1), (17, 256), jnp.bfloat16)
+
+    def program(x):
+        w = q.qvalue.astype(x.dtype) * q.scale.astype(x.dtype)
+        return silu_and_factor(jax.lax.ragged_dot(x, w, sizes))
+
+    y = one_gate(jaxfp8.rewrite(program, strict=True), x)
+    wide = np.asarray(jaxfp8.dequantize(q), np.float64)
+    own = np.repeat(np.arange(5), np.asarray(sizes))
+    gate, up = halves(np.einsum("mk,mkn->mn", np.asarray(x[:15], np.float64), wide[own]))
+    want = CURVES["silu"](gate) * up
+    assert np.linalg.norm(y[:15] - want) < 2**-8 * np.linalg.norm(want)
+    assert not y[15:].any()
+
+
+def test_weights_of_rows_are_scales_in_every_kernel():
+    """Rows and masked groups, by all paths of groups, against float64."""
+    wide = functools.partial(Ragged, rhs_tile=CHANNEL)
+    cases = [CASES["decode"], CASES["masked"], CASES["blocks"]]
+    cases += [weights(sizes=(90, 0, 75), rows=170, columns=528, depth=1024)]
+    if ffi.compute_capability() == 90:
+        once = wide(sizes=(70, 0, 9), rows=90, columns=264, depth=400, lhs_tile=CHANNEL)
+        cases += [once, dataclasses.replace(once, rhs_tile=BLOCKS, lhs_tile=STEPS)]
+        cases += [dataclasses.replace(once, lhs="int8", rhs="int8")]
+    for case in cases:
+        lhs, rhs, _, z, bound = drawn(case)
+        z = case.expected(case.draw()[2])[0]
+        factor = np.random.default_rng(1).uniform(0.1, 2, z.shape[:-1]).astype(np.float32)
+        call = jax.jit(functools.partial(jaxfp8.ragged_dot, preferred_element_type=jnp.float32))
+        given = lhs, rhs.mT, jnp.asarray(case.sizes, jnp.int32)
+        text = call.lower(*given, row_weights=factor).as_text()
+        (line,) = [line for line in text.splitlines() if CALL in line]
+        assert "lhs_scale = true" in line
+        y = np.asarray(call(*given, row_weights=factor))
+        near(y, z * factor[..., None], bound * factor[..., None])
+        assert not np.any(y[case.outside()])

@@ -56,6 +56,9 @@ def gelu(z):
     return z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
 
 
+HALVES = slice(HALF), slice(HALF, None)
+
+
 def slices(y):
     return y[:, :HALF], y[:, HALF:]
 
@@ -144,6 +147,25 @@ def test_other_gates_are_left_as_written(name):
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         off = np.asarray(mine, np.float64) - np.asarray(other, np.float64)
         assert np.linalg.norm(off) < 2**-6 * np.linalg.norm(np.asarray(other, np.float64))
+
+
+def test_two_weights_stay_two_calls():
+    def f(x, scale):
+        parts = [product(x, scale[..., part], Q.qvalue[..., part]) for part in HALVES]
+        return jax.nn.silu(parts[0]) * parts[1]
+
+    rows = jaxfp8.explain(f, target=HOPPER)(X, Q.scale).sites
+    assert [row.epilogue for row in rows] == ["scale, silu -> bfloat16", "scale -> bfloat16"]
+    assert all("gate and up are two weights; hold them as one" in row.note for row in rows)
+    assert len(calls(jaxfp8.rewrite(f, target=HOPPER), X, Q.scale)) == 2
+
+
+def test_a_call_that_the_function_holds_keeps_its_gate_behind():
+    def f(x):
+        gate, up = jnp.split(jaxfp8.ragged_dot(x, Q, SIZES), 2, -1)
+        return jax.nn.silu(gate) * up
+
+    assert not calls(jaxfp8.rewrite(f, target=HOPPER), X)[0].params["spec"].gated
 
 
 @pytest.mark.parametrize(

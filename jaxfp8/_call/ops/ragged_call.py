@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._call.gpu import asked
+from jaxfp8._call.library import targets
 from jaxfp8._call.library.strictness import tell_gathered, warn_once
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.mesh.shards import Parts
@@ -283,6 +284,21 @@ def why_behind(spec: RaggedSpec, platform: str) -> str | None:
     if platform == "cpu":
         return "the call has no gate: its halves are other columns"
     return ragged_lowering.why_no_gate(spec)
+
+
+def has_gate(spec: RaggedSpec, named: dict[str, Any]) -> bool:
+    """Whether the call has the gate of a product, in a program traced here and now."""
+    operands = [named[name] for name in spec.operand_names()]
+    on_mesh = explicit.mesh_of(map(jax.typeof, operands)) is not None
+    if on_mesh or (partitioning.is_wanted(operands) and jax.device_count() > 1):
+        return False
+    platform = targets.platform()
+    return why_not(spec, platform) is None and why_behind(spec, platform) is None
+
+
+def may_gate(rows: int, groups: int) -> bool:
+    """Whether calls here have a gate behind so many rows in groups."""
+    return targets.platform() == "cuda" and ragged_lowering.why_no_gate_of(rows, groups) is None
 
 
 def _parts(

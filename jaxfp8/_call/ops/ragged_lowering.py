@@ -121,7 +121,12 @@ def why_no_gate(spec: RaggedSpec) -> str | None:
     if half % _ALIGNMENT or (weights.scale and tile < spec.columns and half % tile):
         return f"the second half of a gate begins at a multiple of {_ALIGNMENT} and at a scale"
     rows = spec.rows * (spec.groups if spec.grouping == "masked" else 1)
-    if min(rows, _OVER_MEAN * rows / max(spec.groups, 1)) > _GATED_ROWS:
+    return why_no_gate_of(rows, spec.groups)
+
+
+def why_no_gate_of(rows: int, groups: int) -> str | None:
+    """Why the call for this machine's GPU has no gate behind so many rows, or None."""
+    if min(rows, _OVER_MEAN * rows / max(groups, 1)) > _GATED_ROWS:
         most = int(_GATED_ROWS / _OVER_MEAN)
         return f"the call has a gate for up to {_GATED_ROWS} rows, or {most} a group on average"
     capability = targets.compute_capability()

@@ -4,7 +4,7 @@
     activation(y[:, :H]) * y[:, H:]      ──▶    ragged_dot(x, up, gated)
 
 The call computes the gate in float32 and rounds once, as it does for other steps behind a product.
-Nothing else may read the product.
+Nothing else may read the product. Gate and up as two weights stay two calls.
 """
 
 from __future__ import annotations
@@ -14,22 +14,31 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from jaxfp8._call.ops import ragged_call
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.plan import ragged_calls, row_programs
 from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._rewrite.plan.launches import narrowed, readers_of
+from jaxfp8._rewrite.plan.ragged_calls import NAME
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import EpilogueSpec
+
+_TWO_WEIGHTS = "gate and up are two weights; hold them as one, [G, K, 2 N]"
 
 
 def put_gates_inside(body: Body, replaced: Replaced) -> Replaced:
     """The pass: a call has the gate behind it, or its dot says why not."""
     program = body.program(replaced)
-    for call, activation, old in _gates(program, replaced):
-        made = _gated(call, activation, old[0].dtype)
-        (site,) = (site for site in body.walk.own if site.op is call.params["dot"])
+    calls = {op.outputs[0]: op for op, _ in program.ops if op.name == NAME and "dot" in op.params}
+    if not calls:
+        return replaced
+    sites = {site.op: site for site in body.walk.own}
+    for call in _of_two_weights(program, calls):
+        sites[call.params["dot"]].gate = _TWO_WEIGHTS
+    for call, activation, old in _gates(program, _Halves(calls, replaced)):
+        made, site = _gated(call, activation, old[0].dtype), sites[call.params["dot"]]
         if isinstance(made, str):
             site.gate = made
             continue
@@ -41,13 +50,31 @@ def put_gates_inside(body: Body, replaced: Replaced) -> Replaced:
     return replaced
 
 
-def _gates(program: Program, replaced: Replaced) -> Iterator[tuple[Op, str, list[Value]]]:
+def _of_two_weights(program: Program, calls: Mapping[Value, Op]) -> Iterator[Op]:
+    """Calls on the same rows of which the outputs are multiplied."""
+    for op, inputs in program.ops:
+        both = [calls.get(_before_casts(value)) for value in inputs] if op.name == "mul" else []
+        one, other = both if len(both) == 2 else (None, None)
+        if one is None or other is None or one is other:
+            continue
+        spec, is_shared = one.params["spec"], _given(one, "lhs") is _given(other, "lhs")
+        if is_shared and ragged_call.may_gate(spec.rows, spec.groups):
+            yield from (one, other)
+
+
+def _before_casts(value: Value) -> Value:
+    while (op := graph.producer(value, "convert_element_type")) is not None:
+        value = op.inputs[0]
+    return value
+
+
+def _given(call: Op, name: str) -> Value:
+    return dict(zip(call.params["names"], call.inputs, strict=True))[name]
+
+
+def _gates(program: Program, halves: _Halves) -> Iterator[tuple[Op, str, list[Value]]]:
     """Calls with a gate behind them: its activation, and the values that it makes."""
-    calls = {op.outputs[0]: op for op, _ in program.ops if op.name == ragged_calls.NAME}
-    if not calls:
-        return
     readers = readers_of(program)
-    halves = _Halves(calls, replaced)
     for op, _ in program.ops:
         if op.name != "mul" or op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
             continue
