@@ -109,12 +109,22 @@ def test_a_program_for_a_gpu_has_the_gate_in_its_call(layer, hopper):
     assert lines[0].endswith(f"-> tensor<14x{HIDDEN}xbf16>")
 
 
+class Curve:
+    """One that no dictionary can look up."""
+
+    __hash__ = None
+
+    def __call__(self, x):
+        return jnp.sin(x)
+
+
 CURVE = functools.partial(jax.nn.gelu, approximate=False)
 OTHERS = {
     "more tokens": ({}, jaxfp8.FP8_W8A16, tokens(40)),
     "float32": ({"dtype": jnp.float32}, jaxfp8.FP8_W8A16, tokens(7, jnp.float32)),
     "8-bit rows": ({}, jaxfp8.FP8_DYNAMIC, tokens(7)),
     "another curve": ({"activation": CURVE}, jaxfp8.FP8_W8A16, tokens(7)),
+    "no hash": ({"activation": Curve()}, jaxfp8.FP8_W8A16, tokens(7)),
     "no gate": ({"gated": False}, jaxfp8.FP8_W8A16, tokens(7)),
     "glu": ({"glu": lambda y: y[..., :HIDDEN] + y[..., HIDDEN:]}, jaxfp8.FP8_W8A16, tokens(7)),
 }

@@ -360,12 +360,10 @@ class Hidden:
     @property
     def kernel_gate(self) -> str | None:
         """The activation as `jaxfp8.ragged_dot` names it; None without a gate or a name."""
-        names: dict[Any, str] = {
-            jax.nn.silu: "silu",
-            jax.nn.gelu: "gelu_tanh",
-            jax.nn.relu: "relu",
-        }
-        return names.get(self.activation) if self.gated and self.glu is None else None
+        if not self.gated or self.glu is not None:
+            return None
+        known = ((jax.nn.silu, "silu"), (jax.nn.gelu, "gelu_tanh"), (jax.nn.relu, "relu"))
+        return next((name for curve, name in known if curve is self.activation), None)
 
     def behind(
         self, up: Callable[..., jax.Array], rows: jax.Array, sizes: jax.Array, *, is_held: bool
