@@ -31,9 +31,10 @@ from jaxfp8._call.ops.quantize_lowering import lowered
 from jaxfp8._call.reference.quantize_reference import (
     QuantizeSpec,
     chosen_scale,
+    one_after_the_other,
     plain_amax,
     quantized,
-    together,
+    transposed,
     with_transpose,
 )
 from jaxfp8._value import compat
@@ -164,7 +165,7 @@ def _abstract_eval(
         shapes = [*shapes, spec.counts(x.shape)]
         dtypes.append(x.dtype if spec.plain else np.dtype(np.float32))
     if spec.transposed_tiles is not None:
-        shapes = [*shapes, spec.transposed(spec.apart[1].counts(x.shape))]
+        shapes = [*shapes, spec.apart[1].counts(spec.transposed(x.shape))]
         dtypes.append(np.dtype(np.float32))
     return explicit.output_avals(avals, shapes, dtypes, functools.partial(_parts, spec=spec))
 
@@ -193,8 +194,8 @@ def _batch(
 def _batch_without_scale(x: jax.Array, axis: int | None, spec: QuantizeSpec) -> list[jax.Array]:
     assert axis is not None
     if spec.transposed_tiles is not None:
-        first, second = (_batch_without_scale(x, axis, one) for one in spec.apart)
-        return together(spec, first, second, batch=1)
+        each = functools.partial(_batch_without_scale, axis=0)
+        return one_after_the_other(each, jnp.moveaxis(x, axis, 0), spec, batch=1)
     wider = dataclasses.replace(spec, tiles=(1, *spec.tiles), transpose_from=None)
     *codes, of_tiles = _bind(jnp.moveaxis(x, axis, 0), spec=wider)
     copies = [y for x in codes for y in with_transpose(x, spec.transpose_from, batch=1)]
@@ -280,20 +281,30 @@ def _parts(
 
 def _parts_of_two(avals: Sequence[Any], spec: QuantizeSpec, split: bool) -> Parts:
     """Those of two quantisations of one array. It is cut as both can be."""
-    (one, first), (two, second) = (_parts(avals, spec=each, split=split) for each in spec.apart)
-    (codes, of_tiles), (others, of_others) = one.results, two.results
+    assert spec.transposed_tiles is not None and spec.transpose_from is not None
+    there = dataclasses.replace(spec.apart[0], tiles=spec.transposed_tiles)
+    pair = [_parts(avals, spec=each, split=split) for each in (spec.apart[0], there)]
+    (one, on_first), (two, on_second) = pair
+    (names, of_tiles), (_, of_others) = one.results, two.results
     factors = Factors(
         operands=one.operands,
-        results=(codes, spec.transposed(others), of_tiles, spec.transposed(of_others)),
+        results=(names, spec.transposed(names), of_tiles, spec.transposed(of_others)),
         pieces={name: min(pieces, two.pieces[name]) for name, pieces in one.pieces.items()},
         ragged=one.ragged & two.ragged,
     )
+    whole = [name for name in names if name not in of_tiles or name not in of_others]
+    turned = functools.partial(transposed, first=spec.transpose_from)
 
     def on_shards(shards: Shards) -> Any:
-        whole = {*codes} - {*of_tiles} | {*codes} - {*of_others}
-        if not shards.axes(*(name for name in codes if name in whole)):
+        if not shards.axes(*whole):
             return functools.partial(_on_one_device, spec=spec, split=split)
-        return lambda x: together(spec, first(shards)(x), second(shards)(x))
+        first, second = on_first(shards), on_second(shards)
+
+        def cut(x: jax.Array) -> list[jax.Array]:
+            (codes, scale), (others, their_scale) = first(x), second(x)
+            return [codes, turned(others), scale, turned(their_scale)]
+
+        return cut
 
     return factors, on_shards
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._call.library import ffi
-from jaxfp8._call.reference.quantize_reference import QuantizeSpec, quantized, transposed
+from jaxfp8._call.reference.quantize_reference import (
+    QuantizeSpec,
+    one_after_the_other,
+    quantized,
+)
 from jaxfp8._value.dtypes import is_float8
 from jaxfp8._value.spec import Shape, is_known
 
@@ -41,7 +46,7 @@ def why_no_rows_here(shape: Shape) -> str | None:
 def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
     """The results on one platform: the call where a kernel takes the tiles."""
     if spec.transposed_tiles is not None and not _takes_two(platform, x.shape, spec):
-        return _one_after_the_other(platform, x, spec)
+        return one_after_the_other(functools.partial(lowered, platform), x, spec)
     order = _rows_last(x.shape, spec) if platform == "cuda" and is_float8(x.dtype) else None
     if order is not None:
         # XLA drops the way back where a product of int8 has its sums along the last axes anyway.
@@ -64,7 +69,7 @@ def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) 
 
 def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
     """Whether one call quantises for both layouts: blocks of 128 along the last axis, and down."""
-    one, two = spec.apart
+    one, _ = spec.apart
     matrix = _matrix(shape, one)
     if platform != "cuda" or matrix is None or not _has_kernel(platform, shape, matrix, one):
         return False
@@ -73,18 +78,8 @@ def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
     is_last = spec.transpose_from == len(shape) - 1 and columns == shape[-1] > _BLOCK
     down = (*(1 for _ in shape[:-2]), min(_BLOCK, shape[-2]), 1)
     aligned = shape[-2] % _BLOCK == 0 or shape[-2] == rows
-    blocks = (tile_rows, tile_columns) == (1, _BLOCK) and two.tiles == down
+    blocks = (tile_rows, tile_columns) == (1, _BLOCK) and spec.transposed_tiles == down
     return is_last and blocks and aligned and is_float8(spec.dtype)
-
-
-def _one_after_the_other(platform: str, x: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
-    """Two quantisations by two calls; `x` is transposed in front of the second."""
-    first, second = spec.apart
-    assert spec.transpose_from is not None
-    turned = dataclasses.replace(second, tiles=spec.transposed(second.tiles))
-    codes, scale = lowered(platform, x, spec=first)
-    others, their_scale = lowered(platform, transposed(x, spec.transpose_from), spec=turned)
-    return [codes, others, scale, their_scale]
 
 
 def _matrix(shape: Shape, spec: QuantizeSpec) -> Matrix | None:
@@ -176,7 +171,7 @@ def _quantize_call(
     if spec.chooses_scale:
         others = [*others[1 : 1 + len(copies)], others[0], *others[1 + len(copies) :]]
     shapes = [*spec.layouts(x.shape), *[spec.counts(x.shape)] * spec.has_value_per_tile]
-    shapes += [spec.transposed(spec.apart[1].counts(x.shape))] if has_own else []
+    shapes += [spec.apart[1].counts(spec.transposed(x.shape))] if has_own else []
     return [y.reshape(shape) for y, shape in zip([codes, *others], shapes, strict=False)]
 
 

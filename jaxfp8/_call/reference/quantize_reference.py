@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -74,10 +74,10 @@ class QuantizeSpec:
 
     @property
     def apart(self) -> tuple[QuantizeSpec, QuantizeSpec]:
-        """Of two quantisations both of them, the second not transposed."""
+        """Of two quantisations both of them; the second takes the array transposed."""
         assert self.transposed_tiles is not None
         first = dataclasses.replace(self, transpose_from=None, transposed_tiles=None)
-        return first, dataclasses.replace(first, tiles=self.transposed_tiles)
+        return first, dataclasses.replace(first, tiles=self.transposed(self.transposed_tiles))
 
     def transposed(self, sizes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         """What an array has for each axis, by axis of the transposed copy."""
@@ -108,8 +108,7 @@ def quantized(
     if spec.dtype is None:
         return [plain_amax(x)]
     if spec.transposed_tiles is not None:
-        first, second = (quantized(x, spec=one) for one in spec.apart)
-        return together(spec, first, second)
+        return one_after_the_other(quantized, x, spec)
     wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
     if spec.plain:
         by = functools.partial(plain_codes, dtype=spec.dtype, lowest=spec.lowest)
@@ -155,13 +154,14 @@ def _turned(rank: int, first: int) -> Shape:
     return (*range(first, rank), *range(first))
 
 
-def together(
-    spec: QuantizeSpec, first: Sequence[Any], second: Sequence[Any], batch: int = 0
+def one_after_the_other(
+    each: Callable[..., Sequence[jax.Array]], x: jax.Array, spec: QuantizeSpec, batch: int = 0
 ) -> list[jax.Array]:
-    """The results of two quantisations, from those of each; the second becomes transposed."""
+    """The results of two quantisations, by `each(x, spec=...)`; the second is of `x` transposed."""
     assert spec.transpose_from is not None
-    (codes, scale), theirs = first, second
-    others, their_scale = (transposed(x, spec.transpose_from, batch) for x in theirs)
+    first, second = spec.apart
+    codes, scale = each(x, spec=first)
+    others, their_scale = each(transposed(x, spec.transpose_from, batch), spec=second)
     return [codes, others, scale, their_scale]
 
 
