@@ -236,6 +236,25 @@ def test_a_gpu_reads_an_array_once_for_blocks_of_both_layouts():
     assert text.count(CALL) == 1 and "stablehlo.transpose" not in text
 
 
+@pytest.mark.parametrize(
+    ("shape", "tiles", "first", "calls"),
+    [
+        ((4, 96, 64), (1, 96, 64), 2, 0),
+        ((4, 128, 128), (1, 128, 128), 2, 1),
+        ((4, 256, 384), (1, 128, 128), 2, 1),
+        ((256, 2, 128), (1, 1, 128), 1, 0),
+    ],
+    ids=str,
+)
+def test_a_gpu_transposes_squares_of_stacks(shape, tiles, first, calls):
+    """The call has no other form for tiles that a transposed copy would cut."""
+    run = jax.jit(lambda x: encode(x, "float8_e5m2", None, first, tiles, True).transposed)
+    text = run.trace(jnp.ones(shape)).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count(CALL) == calls
+    square = f"tile_columns = {tiles[2]} : i64, tile_rows = {tiles[1]} : i64"
+    assert text.count(square) == calls
+
+
 def test_subnormal_numbers_count():
     """XLA's own threads flush them to zero."""
     x = jnp.full((1, 64), 1e-40).at[0, 0].set(-1e-39)

@@ -85,9 +85,10 @@ def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
 def _matrix(shape: Shape, spec: QuantizeSpec) -> Matrix | None:
     """The matrix that has the same tiles, or None where none has.
 
-    Tiles reach over whole trailing axes, or over the last two axes and one index of the others.
+    Tiles reach over whole trailing axes, or over the last two axes and one index of the others. A
+    transposed copy has the columns of the matrix in front.
     """
-    tiles, split = spec.tiles, spec.transpose_from
+    tiles, first = spec.tiles, spec.transpose_from
     if not shape or not is_known(shape) or 0 in shape:
         return None
     if len(shape) == 1:
@@ -95,13 +96,13 @@ def _matrix(shape: Shape, spec: QuantizeSpec) -> Matrix | None:
     whole = len(shape)
     while whole and tiles[whole - 1] >= shape[whole - 1]:
         whole -= 1
-    split = max(whole, 1) if split is None else split
-    if whole == 0 or all(t == 1 for t in tiles[:whole]):
+    if whole == 0 or (first in (None, whole) and all(t == 1 for t in tiles[:whole])):
+        split = max(whole, 1) if first is None else first
         rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
         return rows, columns, (rows if whole == 0 else 1), columns
     *leading, tile_rows, tile_columns = tiles
     aligned = tile_rows == 1 or shape[-2] % tile_rows == 0 or math.prod(shape[:-2]) == 1
-    if aligned and all(t == 1 for t in leading):
+    if aligned and first in (None, len(shape) - 1) and all(t == 1 for t in leading):
         return math.prod(shape[:-1]), shape[-1], tile_rows, tile_columns
     return None
 
