@@ -15,8 +15,6 @@
 //   results     out, of `out_dtype`. If `amax`, float32 [1, 1]
 //   attributes  lhs_scale, rhs_scale, rhs_zero_point: bool; lhs_tiles, rhs_tiles: two i64 each
 //               residual, bias, out_scale, amax: bool; activation, out_dtype: string
-//               gated: bool, the columns are those of a gate, then those that it multiplies, and
-//               the result has half of them. By `sm80_w8a16` alone, without the other three
 //               rhs_mn_major: bool, rhs is [G, K, N], and its factors [G or 1, K, N] likewise
 //               precision: "default", or "highest" without fast sums of FP8
 //               kernel: the path to take, "" for the best
@@ -37,7 +35,6 @@
 #include "common/shapes.h"
 #include "common/xla_call.h"
 #include "cuda/device.h"
-#include "cuda/kernels/sm80_w8a16/plan.h"
 #include "cuda/kernels/sm90/operands.h"
 #include "cuda/known_calls.h"
 #include "cuda/plans.h"
@@ -53,18 +50,14 @@ struct Given {
 
 struct KnownRagged {
   Planned planned;
-  std::unique_ptr<w8a16::W8A16Plan> gated;  // in place of the plan there
 };
 
 struct RaggedCall {
   Problem problem;
   Dims lhs_tiles, rhs_tiles;
   bool mn_major = false;  // rhs
-  bool gated = false;
   Given given;
   std::string_view kernel;
-
-  int64_t OutColumns() const { return problem.columns / (gated ? 2 : 1); }
 };
 
 Status ReadEpilogue(Reader& read, RaggedCall& call) {
@@ -73,7 +66,6 @@ Status ReadEpilogue(Reader& read, RaggedCall& call) {
   read("bias", call.given.bias);
   read("out_scale", call.given.out_scale);
   read("amax", call.given.amax);
-  read("gated", call.gated);
   read("activation", activation);
   read("out_dtype", out_dtype);
   JAXFP8_RETURN_IF_ERROR(read.status());
@@ -145,12 +137,9 @@ Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>
   p.lhs.free_stride = p.rhs.free_stride = p.depth, p.lhs.depth_stride = p.rhs.depth_stride = 1;
   if (call.mn_major) p.rhs.free_stride = 1, p.rhs.depth_stride = p.columns;
   p.rhs.batch_stride = contracted ? 0 : p.columns * p.depth;
-  if (call.gated && (contracted || p.columns % 2 != 0)) {
-    return "`gated` needs groups of rows, and an even number of columns";
-  }
   p.out = {.dtype = p.out.dtype,
            .batch_stride = contracted ? p.rows * p.columns : 0,
-           .row_stride = call.OutColumns(),
+           .row_stride = p.columns,
            .column_stride = 1};
   if (!sm90::IsMixed(p) && p.depth % sm90::kOperandAlignment != 0) {
     return "the contracted axis has " + std::to_string(p.depth) +
@@ -243,7 +232,7 @@ Status CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffe
   if (p.rhs.scale) operand("rhs_scale", DType::kF32, factor, data);
   if (p.rhs.zero_point) operand("rhs_zero_point", DType::kS32, factor, data);
   TakeEpilogue(operand, call);
-  result("out", p.out.dtype, with_groups(masked || contracted, rows, call.OutColumns()), data);
+  result("out", p.out.dtype, with_groups(masked || contracted, rows, p.columns), data);
   if (call.given.amax) {
     result("amax", DType::kF32, {1, 1}, data);
     p.amax.dtype = DType::kF32;
@@ -251,35 +240,6 @@ Status CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffe
   PlaceScales(call, groups);
   JAXFP8_RETURN_IF_ERROR(operand.End("operands"));
   return result.End("results");
-}
-
-// The halves of the columns of a gated product: the gate, and what it multiplies.
-std::vector<Problem> HalvesOf(const Problem& whole) {
-  std::vector<Problem> halves(2, whole);
-  for (Problem& half : halves) half.columns /= 2;
-  halves[1].activation = Activation::kNone;
-  return halves;
-}
-
-// The buffers of the second half. The first has those of the whole.
-Buffers OfSecondHalf(const Problem& whole, Buffers buffers) {
-  const int64_t columns = whole.columns / 2;
-  const Tiles& tiles = whole.rhs.tiles;
-  buffers.rhs = static_cast<const uint8_t*>(buffers.rhs) + columns * whole.rhs.free_stride;
-  if (whole.rhs.scale) buffers.rhs_scale += columns / tiles.tile_free * tiles.free_stride;
-  if (whole.bias) buffers.bias += columns * whole.bias.column_stride;
-  return buffers;
-}
-
-// Makes the plan of a gated product.
-Status PlanGated(const Problem& whole, const Device& device, KnownRagged& known) {
-  const Tiles& tiles = whole.rhs.tiles;
-  if (whole.rhs.scale && !tiles.ConstantAlongFree() && whole.columns / 2 % tiles.tile_free != 0) {
-    return "the columns behind a gate begin within a tile of scales";
-  }
-  const w8a16::Gate in_float32{{DType::kF32, DType::kF32}};
-  known.planned.problem = whole, known.planned.path = &kSm80W8A16;
-  return w8a16::PlanJoint(HalvesOf(whole), in_float32, device, known.gated);
 }
 
 // Checks a call and makes its plan.
@@ -292,7 +252,6 @@ Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
   const RelaxedCapture relaxed;
   Device device;
   JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
-  if (call.gated) return PlanGated(call.problem, device, known);
   known.planned.problem = call.problem;
   return PlanProblem(device, call.kernel, 0, known.planned);
 }
@@ -318,12 +277,7 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
   if (p.out_scale) buffers.out_scale = static_cast<const float*>(operands[next].data);
   buffers.out = results[0].data;
   if (p.amax) buffers.amax = static_cast<float*>(results[1].data);
-  if (known->gated) {
-    const Buffers halves[] = {buffers, OfSecondHalf(p, buffers)};
-    JAXFP8_RETURN_IF_ERROR(known->gated->RunAll(halves, stream));
-  } else {
-    JAXFP8_RETURN_IF_ERROR(planned.plan->Run(buffers, stream));
-  }
+  JAXFP8_RETURN_IF_ERROR(planned.plan->Run(buffers, stream));
   Calls::Count(*planned.path);
   return {};
 }

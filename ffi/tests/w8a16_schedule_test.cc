@@ -247,33 +247,6 @@ void CheckGroups() {
   Expect(!WhyNotProblem(p, device).ok(), "groups of 8-bit rows are refused");
 }
 
-void CheckGatesOfGroups() {
-  Device device;
-  device.compute_capability = 90, device.shared_bytes = 227 * 1024;
-  const Gate gate = {{DType::kF32, DType::kF32}};
-  const auto refused = [&](const Problem& half) {
-    return !WhyNotGated(std::vector<Problem>{half, half}, gate, device).ok();
-  };
-  const Problem few = InGroups(Grouping::kContiguous, 64, 288);
-  Expect(!refused(few) && !refused(InGroups(Grouping::kMasked, 64, 640)),
-         "groups of few rows may have a gate");
-  Expect(refused(InGroups(Grouping::kContiguous, 4, 200)), "not groups of many rows");
-  Problem other = few;
-  other.residual.dtype = DType::kBF16;
-  Expect(refused(other), "nor a residual: rows of no group are zeros");
-  other = few, other.amax.dtype = DType::kF32;
-  Expect(refused(other), "nor an amax");
-  const Problem one = InGroups(Grouping::kMasked, 64, 640);
-  other = InGroups(Grouping::kContiguous, 64, 640);
-  Expect(WhyNotJoint(std::vector<Problem>{one, one}, device).ok() &&
-             !WhyNotJoint(std::vector<Problem>{one, other}, device).ok(),
-         "both products have the same groups");
-  const std::vector<Problem> halves = {few, few};
-  const Capacity capacity = CapacityOf(few, 132, 3, size_t{1} << 40);
-  Expect(MakeSchedule(JointProblem(halves), capacity).output_tiles == 2 * OutputTiles(few),
-         "a cluster has the tiles of both");
-}
-
 void CheckRefusals() {
   Device device;
   device.compute_capability = 90, device.shared_bytes = 227 * 1024;
@@ -334,7 +307,6 @@ int main() {
   CheckGated();
   CheckJointRefusals();
   CheckGroups();
-  CheckGatesOfGroups();
   CheckRefusals();
   return jaxfp8::tests::Report("w8a16 schedule");
 }

@@ -49,8 +49,6 @@ def table() -> Iterator[tuple[str, Callable[[], Case]]]:
                 f"ragged w8a16 {name} {np.dtype(dtype).name}",
                 functools.partial(weight_only, sizes, n, k, dtype),
             )
-    for sizes, n, k in (((1,) * 8, 28672, 4096), (_DECODE, 3072, 4096)):
-        yield f"ragged gate {len(sizes)} {n}x{k}", functools.partial(gated, sizes, n, k)
 
 
 def of_rows(sizes: Sequence[int], n: int, k: int) -> Case:
@@ -96,36 +94,6 @@ def weight_only(sizes: Sequence[int], n: int, k: int, dtype: Any = _E4M3) -> Cas
     moved = used * n * k + 2.0 * rows * (n + k)
     name = f"W8A16 {np.dtype(dtype).name}, {len(sizes)} groups of {rows} rows N={n} K={k}"
     return Case(name=name, contenders=contenders, bytes=moved, flops=flops)
-
-
-def gated(sizes: Sequence[int], n: int, k: int) -> Case:
-    """The first product of experts with its gate, in the call and behind it; weights [K, N]."""
-    x, bf16 = normal(1, sum(sizes), k).astype(jnp.bfloat16), jnp.bfloat16
-    w = jaxfp8.quantize(normal(2, len(sizes), k, n) / np.sqrt(k), channelwise_axes=(0, 2))
-    held, dot = jnp.asarray(sizes, jnp.int32), jaxfp8.ragged_dot
-
-    def behind(y: jax.Array) -> jax.Array:
-        gate, up = jnp.split(y, 2, -1)
-        return jax.nn.silu(gate) * up
-
-    gate: dict[str, Any] = {"activation": "silu", "gated": True, "preferred_element_type": bf16}
-    contenders = {
-        "jaxfp8": contender("cuda", functools.partial(dot, **gate), x, w, held),
-        "jaxfp8, gate behind": contender(
-            "cuda",
-            lambda x, w, sizes: behind(dot(x, w, sizes, preferred_element_type=bf16)),
-            *(x, w, held),
-        ),
-        "XLA bf16": contender(
-            "cuda",
-            lambda x, w, sizes: behind(jax.lax.ragged_dot(x, w, sizes)),
-            *(x, jaxfp8.dequantize(w, bf16), held),
-        ),
-    }
-    rows = sum(sizes)
-    moved = sum(size > 0 for size in sizes) * n * k + 2.0 * rows * (n / 2 + k)
-    name = f"W8A16 with a gate, {len(sizes)} groups of {rows} rows N={n} K={k}"
-    return Case(name=name, contenders=contenders, bytes=moved)
 
 
 def _lines(*shape: int) -> jaxfp8.QArray:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call.ops import ragged_call
+from jaxfp8._call.ops.ragged_call import results_of as bind
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._ops.epilogue import Epilogue, check_addend, prepare
 from jaxfp8._ops.operands import Operand, Side, as_sides
@@ -72,8 +72,7 @@ def ragged_dot(
     kernel that `dot_general` would take. The call has the epilogue, on GPUs too, but for gates and
     for weights of rows behind a bias, a residual, an activation or a gate: XLA then computes the
     whole epilogue behind the call, from sums in float32. It does so on several devices, under
-    `vmap` and in derivatives as well. From compute capability 9.0 on a gate of 16-bit rows and
-    8-bit weights is inside for up to 16 rows, or 10 a group on average.
+    `vmap` and in derivatives as well.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch for two 8-bit operands without zero
     points: FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales
@@ -134,54 +133,12 @@ def ragged_dot(
       >>> y[:, 0].round(1).tolist()
       [2.0, 2.0, 2.0, 2.5, 0.0]
     """
-    asked = precision, preferred_element_type
-    epilogue = Epilogue(bias, residual, activation, out_scale, return_amax)
-    sides = _sides(lhs, rhs)
-    spec, named = _problem(sides, group_sizes, asked, epilogue, row_weights, gated=gated)
-    out, *amax = ragged_call.results_of(spec, named)
-    y: Product = out
-    if dtypes.is_eight_bit(spec.out_dtype):
-        scale = named["out_scale"].reshape(named["out_scale"].shape[-out.ndim :])
-        y = QArray(dtypes.bits_as(out, np.dtype(spec.out_dtype)), scale)
-    return (y, amax[0].reshape(())) if amax else y
-
-
-def has_gate(
-    lhs: Operand,
-    rhs: Operand,
-    group_sizes: ArrayLike,
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    *,
-    bias: ArrayLike | None = None,
-    activation: str | None = None,
-) -> bool:
-    """Whether the call of a gated `ragged_dot` has the gate, in a program traced here and now."""
-    asked = precision, preferred_element_type
-    epilogue = Epilogue(bias, None, activation, None, False)
-    spec, named = _problem(_sides(lhs, rhs), group_sizes, asked, epilogue, None, gated=True)
-    return ragged_call.has_gate(spec, named)
-
-
-def _sides(lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
     for name, operand in (("lhs", lhs), ("rhs", rhs)):
         if isinstance(operand, PreparedArray):
             needs, remedy = "groups take none", "pass `unprepare()` of it"
             raise TypeError(message(_OPERATION, f"`{name}`", "is prepared", needs, remedy))
     left, right = as_sides(_OPERATION, lhs, rhs)
-    return left.without_exponents(), right.without_exponents()
-
-
-def _problem(
-    sides: tuple[Side, Side],
-    group_sizes: ArrayLike,
-    asked: tuple[Any, DTypeLike | None],
-    epilogue: Epilogue,
-    row_weights: ArrayLike | None,
-    *,
-    gated: bool,
-) -> tuple[RaggedSpec, dict[str, Any]]:
-    """The checked problem and its operands; `asked` is the precision and the output dtype."""
+    sides = left.without_exponents(), right.without_exponents()
     sizes = as_sizes(_OPERATION, group_sizes)
     check_shapes(_OPERATION, sides[0].shape, sides[1].shape, sizes)
     check_known_sizes(_OPERATION, group_sizes, sides[0].shape, sides[1].shape)
@@ -191,12 +148,18 @@ def _problem(
         groups=sizes.shape[0],
         gated=bool(gated),
         weighted=row_weights is not None,
-        precision=checks.as_precision(_OPERATION, asked[0]),
-        epilogue=EpilogueSpec(out_dtype=_out_dtype(asked[1], sides).name),
+        precision=checks.as_precision(_OPERATION, precision),
+        epilogue=EpilogueSpec(out_dtype=_out_dtype(preferred_element_type, sides).name),
     )
+    epilogue = Epilogue(bias, residual, activation, out_scale, return_amax)
     spec, planes = _with_epilogue(bare, epilogue, row_weights)
-    named = {**sides[0].operands("lhs"), **sides[1].operands("rhs"), **planes}
-    return spec, {**named, "group_sizes": sizes}
+    named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs"), **planes}
+    out, *amax = bind(spec, {**named, "group_sizes": sizes})
+    y: Product = out
+    if dtypes.is_eight_bit(spec.out_dtype):
+        scale = planes["out_scale"].reshape(planes["out_scale"].shape[-out.ndim :])
+        y = QArray(dtypes.bits_as(out, np.dtype(spec.out_dtype)), scale)
+    return (y, amax[0].reshape(())) if amax else y
 
 
 def _with_epilogue(

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfp8._call.ops.ragged_call import may_gate
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import dtypes
@@ -356,29 +355,6 @@ class Hidden:
     activation: Callable[[jax.Array], jax.Array]
     gated: bool
     glu: Callable[[jax.Array], jax.Array] | None = None
-
-    @property
-    def kernel_gate(self) -> str | None:
-        """The activation as `jaxfp8.ragged_dot` names it; None without a gate or a name."""
-        if not self.gated or self.glu is not None:
-            return None
-        known = ((jax.nn.silu, "silu"), (jax.nn.gelu, "gelu_tanh"), (jax.nn.relu, "relu"))
-        return next((name for curve, name in known if curve is self.activation), None)
-
-    def behind(
-        self, up: Callable[..., jax.Array], rows: jax.Array, sizes: jax.Array, *, is_held: bool
-    ) -> jax.Array:
-        """The rows of the second product, by one call if it may have the gate.
-
-        Args:
-          up: the first product.
-          rows, sizes: its rows, and those of each expert.
-          is_held: whether `up` holds its weights in 8 bits, and so takes this as a third argument.
-        """
-        may_have = is_held and rows.dtype in dtypes.SIXTEEN_BIT_FLOATS
-        if may_have and self.kernel_gate is not None and may_gate(rows.shape[0], sizes.size):
-            return up(rows, sizes, self)
-        return self(up(rows, sizes))
 
     @property
     def width(self) -> int:

@@ -12,8 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxfp8._call.ops.ragged_epilogue import rows_of
-from jaxfp8._ops.ragged import as_sizes, check_shapes, has_gate, ragged_dot
-from jaxfp8._recipes.experts import Hidden
+from jaxfp8._ops.ragged import as_sizes, check_shapes, ragged_dot
 from jaxfp8._recipes.recipe_dot import like, no_gradient
 from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import compat
@@ -34,7 +33,6 @@ def recipe_ragged_dot(
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     precision: Any = None,
-    hidden: Hidden | None = None,
 ) -> jax.Array:
     """`jaxfp8.ragged_dot` in the 8 bits of a recipe; the twin of `recipe_dot_general`.
 
@@ -48,7 +46,6 @@ def recipe_ragged_dot(
       scale: of `x`, if the recipe is static.
       bias: one for each group [G, N].
       precision: as in `jaxfp8.ragged_dot`.
-      hidden: what follows in a layer of experts; inside the call if it has this gate.
     """
     check_recipe(_OPERATION, recipe)
     check_groups(_OPERATION, recipe)
@@ -62,12 +59,7 @@ def recipe_ragged_dot(
     )
     leaves, structure = jax.tree.flatten((x, w, sizes, scale, bias))
     leaves = compat.vary_alike([jnp.asarray(leaf) for leaf in leaves])
-    operands = jax.tree.unflatten(structure, leaves)
-    if hidden is None:
-        return _product(problem, *operands)
-    if not problem.has_gate(hidden, *operands):
-        return hidden(_product(problem, *operands))
-    return _gated(problem, hidden, *operands)
+    return _product(problem, *jax.tree.unflatten(structure, leaves))
 
 
 def check_groups(operation: str, recipe: Recipe) -> None:
@@ -100,18 +92,6 @@ class _Problem:
         x, w = x.astype(dtype), w.astype(dtype)
         y = jax.lax.ragged_dot(x, w, sizes, precision, self.out_dtype)
         return y if bias is None else with_bias(y, bias, sizes)
-
-    def has_gate(
-        self, hidden: Hidden, x: jax.Array, w: Any, sizes: jax.Array, scale: Any, bias: Any
-    ) -> bool:
-        """Whether the call of operands in floats and in 8 bits has what follows it."""
-        del scale
-        if hidden.kernel_gate is None or self.recipe.activation is not None:
-            return False
-        if not isinstance(w, EightBitArray):
-            return False
-        asked = self.lax_precision, self.out_dtype
-        return has_gate(x, w, sizes, *asked, bias=bias, activation=hidden.kernel_gate)
 
 
 def with_bias(y: jax.Array, bias: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -152,27 +132,3 @@ def _backward(problem: _Problem, residuals: Any, g: jax.Array) -> tuple[Any, ...
 
 
 _product.defvjp(_forward, _backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gated(
-    problem: _Problem, hidden: Hidden, x: Any, w: Any, sizes: jax.Array, scale: Any, bias: Any
-) -> jax.Array:
-    """The product of rows in floats, and the gate behind it, by one call."""
-    del scale
-    asked, gate = (problem.lax_precision, problem.out_dtype), hidden.kernel_gate
-    y: jax.Array = ragged_dot(x, w, sizes, *asked, bias=bias, activation=gate, gated=True)
-    return y
-
-
-def _gated_forward(problem: _Problem, hidden: Hidden, *operands: Any) -> tuple[jax.Array, Any]:
-    return _gated(problem, hidden, *operands), operands
-
-
-def _gated_backward(problem: _Problem, hidden: Hidden, operands: Any, g: jax.Array) -> Any:
-    """The gradients of the product and of what follows it; the product is computed again."""
-    y, residuals = _forward(problem, *operands)
-    return _backward(problem, residuals, *jax.vjp(hidden, y)[1](g))
-
-
-_gated.defvjp(_gated_forward, _gated_backward)

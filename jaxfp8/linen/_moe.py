@@ -58,13 +58,8 @@ class GroupedDense(nn.Module):
     ragged_dot_cls: Any = None
 
     @nn.compact
-    def __call__(
-        self, inputs: ArrayLike, group_sizes: ArrayLike, hidden: experts.Hidden | None = None
-    ) -> jax.Array:
-        """Rows [M, K] sorted by group, the rows of each, and what follows the product.
-
-        `MoE` gives `hidden`, a gate, where one call may have both.
-        """
+    def __call__(self, inputs: ArrayLike, group_sizes: ArrayLike) -> jax.Array:
+        """Rows [M, K] sorted by group, and the number of rows of each."""
         _check_one("jaxfp8.linen.GroupedDense", self, "ragged_dot_cls")
         x, recipe = jnp.asarray(inputs), self.recipe or _FLOATS
         weight = Weight(
@@ -86,11 +81,10 @@ class GroupedDense(nn.Module):
             if self.ragged_dot_cls is not None:
                 product = self.ragged_dot_cls()
             y = product(x, kernel, group_sizes, precision=self.precision)
-            y = y if bias is None else with_bias(y, bias, jnp.asarray(group_sizes))
-            return y if hidden is None else hidden(y)
+            return y if bias is None else with_bias(y, bias, jnp.asarray(group_sizes))
         x = x.astype(self.dtype or jnp.promote_types(x.dtype, self.param_dtype))
         scale = input_scale(self, recipe, x)
-        given = {"scale": scale, "bias": bias, "precision": self.precision, "hidden": hidden}
+        given = {"scale": scale, "bias": bias, "precision": self.precision}
         return recipe_ragged_dot(x, kernel, group_sizes, recipe, **given)
 
 
@@ -180,8 +174,7 @@ class MoE(nn.Module):
         down = self._grouped("down", features)
 
         def network(rows: jax.Array, sizes: jax.Array) -> jax.Array:
-            is_held = self.recipe is not None
-            return down(hidden.behind(up, rows, sizes, is_held=is_held), sizes)
+            return down(hidden(up(rows, sizes)), sizes)
 
         y = experts.mixture(x, routed, self.num_experts, network, spread)
         if not self.shared_features:

@@ -68,16 +68,10 @@ class GroupedLinear(nnx.Module):
         self.dtype, self.param_dtype, self.precision = dtype, param_dtype, precision
         self.ragged_dot = ragged_dot
 
-    def __call__(
-        self,
-        inputs: ArrayLike,
-        group_sizes: ArrayLike,
-        hidden: Callable[[jax.Array], jax.Array] | None = None,
-    ) -> jax.Array:
-        """Rows [M, in_features] sorted by group, the rows of each, and what follows the product."""
+    def __call__(self, inputs: ArrayLike, group_sizes: ArrayLike) -> jax.Array:
+        """Rows [M, in_features] sorted by group, and the number of rows of each."""
         bias = None if self.bias is None else self.bias[...]
         arrays = (jnp.asarray(inputs), self.kernel[...], bias)
         x, kernel, bias = promote_dtype(arrays, dtype=self.dtype)
         y = self.ragged_dot(x, kernel, group_sizes, precision=self.precision)
-        y = y if bias is None else with_bias(y, bias, jnp.asarray(group_sizes))
-        return y if hidden is None else hidden(y)
+        return y if bias is None else with_bias(y, bias, jnp.asarray(group_sizes))

@@ -12,7 +12,6 @@ from jax.typing import ArrayLike
 
 from jaxfp8._ops import einsum
 from jaxfp8._recipes.embedding import lookup
-from jaxfp8._recipes.experts import Hidden
 from jaxfp8._recipes.recipe_ragged import check_groups, recipe_ragged_dot
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import compat
@@ -325,19 +324,13 @@ class QGroupedLinear(EightBitLayer):
         """Why `jaxfp8.nnx.prepare` leaves the layer as it is."""
         return "products of groups take no prepared weight"
 
-    def __call__(
-        self, inputs: ArrayLike, group_sizes: ArrayLike, hidden: Hidden | None = None
-    ) -> jax.Array:
-        """Rows [M, in_features] sorted by group, the rows of each, and what follows the product.
-
-        `MoE` gives `hidden`, a gate, where one call may have both.
-        """
+    def __call__(self, inputs: ArrayLike, group_sizes: ArrayLike) -> jax.Array:
+        """Rows [M, in_features] sorted by group, and the number of rows of each."""
         with self._scope():
             x = self.cast(inputs)
             self.numbers(x)
             bias = None if self.bias is None else self.bias[...]
             given = {"scale": self.static_scale(), "bias": bias, "precision": self.precision}
-            given["hidden"] = hidden
             return recipe_ragged_dot(x, self.weight, group_sizes, self.recipe, **given)
 
 

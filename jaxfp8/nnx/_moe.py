@@ -11,7 +11,6 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._recipes import experts
-from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._grouped import EXPERTS_INIT, GroupedLinear
 
 Init = Callable[..., Any]
@@ -180,5 +179,4 @@ class MoE(nnx.Module):
         )
 
     def _experts(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
-        is_held = isinstance(self.up, EightBitLayer)
-        return self.down(self.hidden.behind(self.up, rows, sizes, is_held=is_held), sizes)
+        return self.down(self.hidden(self.up(rows, sizes)), sizes)

@@ -93,7 +93,6 @@ GPU_CASES = {
     "ragged, masked": functools.partial(_gpu_groups.masked, (4, 4), 4, 48, 128),
     "ragged K": functools.partial(_gpu_groups.of_k, (130, 0, 126), 16, 48),
     "ragged w8a16": functools.partial(_gpu_groups.weight_only, (3, 0, 5), 48, 128),
-    "ragged gate": functools.partial(_gpu_groups.gated, (3, 0, 5), 96, 128),
 }
 # Activations in 8 bits or not, a scale rounded to bfloat16 or not.
 NARROW = 4e-2

@@ -287,7 +287,7 @@ def test_a_wrong_call_is_an_error(change, message):
         "rhs_mn_major": False,
         "lhs_tiles": np.array([1, 32], np.int64),
         "rhs_tiles": np.array([1, 32], np.int64),
-        **dict.fromkeys(("residual", "bias", "out_scale", "amax", "gated"), False),
+        **dict.fromkeys(("residual", "bias", "out_scale", "amax"), False),
         "activation": "none",
         "out_dtype": "float32",
         "precision": "default",

@@ -235,7 +235,6 @@ def test_a_call_may_name_the_kernel_of_other_gpus(name):
         bias=False,
         out_scale=False,
         amax=False,
-        gated=False,
         activation="none",
         out_dtype="float32",
         precision="default",

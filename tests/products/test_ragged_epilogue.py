@@ -261,56 +261,9 @@ def _call_on_gpu(monkeypatch):
     return lowered
 
 
-WIDE = jaxfp8.quantize(normal(3, DEPTH, 96, seed=7), channelwise_axes=(0, 2))
-
-
-def gated_call(call_on_gpu, x, w=WIDE, **settings):
-    """The call of a gated product for a GPU, and its case."""
-    case = Case()
-    case.x, case.w = x, w
-    return call_on_gpu(case, {}, gated=True, **settings)
-
-
-@pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
-def test_a_program_for_a_gpu_has_a_gate_of_few_rows_in_its_call(masked, call_on_gpu, hopper):
-    call = gated_call(call_on_gpu, Case(masked).x[..., :5, :], activation="silu")
-    assert call.endswith(f"-> tensor<{'3x' * masked}5x48xbf16>")
-    assert "gated = true" in call and 'activation = "silu"' in call
-
-
-@pytest.mark.parametrize(
-    ("rows", "w", "settings", "reason"),
-    [
-        (33, WIDE, {}, "up to 16 rows, or 10 a group"),
-        (11, WIDE, {"return_amax": True}, "no zero points, amax or 8-bit"),
-        (11, WIDE[..., :56], {}, "begins at a multiple of 16"),
-        (11, jaxfp8.quantize(normal(3, DEPTH, 96), tiled_axes={2: 32}), {}, "and at a scale"),
-    ],
-    ids=["rows", "amax", "columns", "tiles"],
-)
-def test_another_gate_is_behind_its_call(rows, w, settings, reason, call_on_gpu, hopper):
-    x = normal(rows, DEPTH)
-    call = gated_call(call_on_gpu, x, w, activation="silu", **settings)
-    assert call.endswith(f"-> tensor<{rows}x{w.shape[-1]}xf32>")
-    assert "gated = false" in call and 'activation = "none"' in call
-    dot = functools.partial(jaxfp8.ragged_dot, activation="silu", gated=True, **settings)
-    explain = jaxfp8.explain(dot, target=jaxfp8.Target("cuda", 90))
-    (row,) = explain(x.astype(jnp.bfloat16), w, SIZES).calls
-    assert "XLA computes the epilogue: " in row.note and reason in row.note
-
-
-@pytest.mark.parametrize(("capability", "inside"), [(80, False), (90, True), (None, False)])
-def test_a_gate_needs_clusters(capability, inside):
-    dot = functools.partial(jaxfp8.ragged_dot, activation="silu", gated=True)
-    target = jaxfp8.Target("cuda", capability)
-    (row,) = jaxfp8.explain(dot, target=target)(Case().x.astype(jnp.bfloat16), WIDE, SIZES).calls
-    assert ("XLA computes" not in row.note) == inside
-    assert (row.kernels.get("cuda") == "sm80_w8a16") == inside
-
-
-@pytest.fixture(name="hopper")
-def _hopper(monkeypatch):
-    monkeypatch.setattr(ragged_lowering.targets, "compute_capability", lambda: 90)
+def test_a_program_for_a_gpu_has_a_gate_behind_its_call(call_on_gpu):
+    call = call_on_gpu(Case(), {"bias": BIAS}, activation="silu", gated=True)
+    assert call.endswith("-> tensor<11x8xf32>") and 'activation = "none"' in call
 
 
 def test_a_program_for_a_gpu_has_weights_of_rows_behind_its_call(call_on_gpu):

@@ -20,8 +20,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._call.gpu import asked
-from jaxfp8._call.library import targets
 from jaxfp8._call.library.strictness import tell_gathered, warn_once
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.mesh.shards import Parts
@@ -225,8 +223,6 @@ def kernel_for(spec: RaggedSpec, platform: str) -> str | None:
         return None
     if platform == "cpu":
         return routes.kernel_for(ragged_reference.dot_of_group(spec), "cpu")
-    if spec.gated and why_behind(spec, platform) is None:
-        return asked.WEIGHT_ONLY
     return "sm90_gemm" if ragged_lowering.takes_eight_bits(spec) else None
 
 
@@ -258,7 +254,7 @@ def _with_epilogue(platform: str, rule: Callable[..., Any]) -> Callable[..., Any
         if spec.is_plain:
             return rule(ctx, *operands, spec=spec, **params)
         alone = not (params["split"] and compat.place_of(ctx))
-        has_it = _why_not_in(ctx, spec, platform) is None and why_behind(spec, platform) is None
+        has_it = _why_not_in(ctx, spec, platform) is None and why_behind(spec) is None
         if alone and has_it and not spec.weighted:
             return rule(ctx, *operands, spec=spec, **params)
         call = _scaled_by_weights if alone and has_it else _composed
@@ -275,30 +271,11 @@ def _scaled_by_weights(*operands: jax.Array, spec: RaggedSpec, **params: Any) ->
     return ragged_dot_p.bind(*(named[name] for name in spec.operand_names()), spec=spec, **params)
 
 
-def why_behind(spec: RaggedSpec, platform: str) -> str | None:
+def why_behind(spec: RaggedSpec) -> str | None:
     """Why XLA computes the epilogue behind the call, or None if the call can have it."""
     if spec.weighted and not ragged_epilogue.are_weights_scales(spec):
         return "the call has weights of rows right behind the sums alone"
-    if not spec.gated:
-        return None
-    if platform == "cpu":
-        return "the call has no gate: its halves are other columns"
-    return ragged_lowering.why_no_gate(spec)
-
-
-def has_gate(spec: RaggedSpec, named: dict[str, Any]) -> bool:
-    """Whether the call has the gate of a product, in a program traced here and now."""
-    operands = [named[name] for name in spec.operand_names()]
-    on_mesh = explicit.mesh_of(map(jax.typeof, operands)) is not None
-    if on_mesh or (partitioning.is_wanted(operands) and jax.device_count() > 1):
-        return False
-    platform = targets.platform()
-    return why_not(spec, platform) is None and why_behind(spec, platform) is None
-
-
-def may_gate(rows: int, groups: int) -> bool:
-    """Whether calls here have a gate behind so many rows in groups."""
-    return targets.platform() == "cuda" and ragged_lowering.why_no_gate_of(rows, groups) is None
+    return "the call has no gate: its halves are other columns" if spec.gated else None
 
 
 def _parts(

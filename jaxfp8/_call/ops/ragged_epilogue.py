@@ -1,7 +1,7 @@
 """The epilogue of a ragged dot by XLA, behind its sums.
 
 It is the definition. It also serves wherever the library has no epilogue in groups: on meshes, for
-gates but those of few rows on a GPU, and where no kernel takes the groups. Weights of rows right
+gates, and where no kernel takes the groups. Weights of rows right
 behind the sums are a scale of the rows, and need no epilogue.
 
     z = sum + residual + bias of its group

@@ -30,16 +30,12 @@ _LONGEST_SUM = {
     for name, largest in (("int8", 128), ("uint8", 255))
 }
 _TILE, _MOST = (64, 32), (2**31 - 1) // 2
-# As in ffi/cuda/kernels/sm80_w8a16/schedule: tiles of a launch with a gate and groups have so many
-# rows, room for groups of so many times the mean.
-_GATED_ROWS, _OVER_MEAN = 16, 1.5
-_UNKNOWN_SIZES = "its sizes are not known when the program is lowered"
 
 
 def why_no_kernel(spec: RaggedSpec) -> str | None:
     """Why no kernel multiplies these groups on any GPU, or None if one does on Hopper."""
     if not is_known((*spec.lhs.shape, *spec.rhs.shape, spec.groups)):
-        return _UNKNOWN_SIZES
+        return "its sizes are not known when the program is lowered"
     if math.prod(spec.out_shape) * spec.groups * spec.lhs.depth == 0:
         return "there is nothing to multiply"
     reason = _why_not_weights(spec) if _has_weights(spec) else _why_not_eight_bits(spec)
@@ -108,33 +104,6 @@ def _cut_along_k(tile: int) -> str:
     return f"scales have tiles of {tile} along K; the kernel takes multiples of {_STEP}"
 
 
-def why_no_gate(spec: RaggedSpec) -> str | None:
-    """Why the call for this machine's GPU has no gate, or None; the rules of `sm80_w8a16`."""
-    if not is_known((*spec.lhs.shape, *spec.rhs.shape)):
-        return _UNKNOWN_SIZES
-    half, weights, epilogue = spec.columns // 2, spec.rhs, spec.epilogue
-    if not _has_weights(spec):
-        return "the call has a gate behind 16-bit rows of 8-bit weights alone"
-    if weights.zero_point or epilogue.amax is not None or epilogue.out_scale is not None:
-        return "beside a gate the call has no zero points, amax or 8-bit output"
-    tile = weights.tiles[weights.free[0]]
-    if half % _ALIGNMENT or (weights.scale and tile < spec.columns and half % tile):
-        return f"the second half of a gate begins at a multiple of {_ALIGNMENT} and at a scale"
-    rows = spec.rows * (spec.groups if spec.grouping == "masked" else 1)
-    return why_no_gate_of(rows, spec.groups)
-
-
-def why_no_gate_of(rows: int, groups: int) -> str | None:
-    """Why the call for this machine's GPU has no gate behind so many rows, or None."""
-    if min(rows, _OVER_MEAN * rows / max(groups, 1)) > _GATED_ROWS:
-        most = int(_GATED_ROWS / _OVER_MEAN)
-        return f"the call has a gate for up to {_GATED_ROWS} rows, or {most} a group on average"
-    capability = targets.compute_capability()
-    if capability is None or capability < _HOPPER:
-        return "the call has a gate from compute capability 9.0 on"
-    return None
-
-
 def why_not(spec: RaggedSpec, platform: str) -> str | None:
     """Why no kernel computes a ragged dot on this machine's `platform`, or None."""
     if platform not in ("cuda", "gpu"):
@@ -191,7 +160,6 @@ def call(*operands: jax.Array, spec: RaggedSpec) -> list[jax.Array]:
         bias=epilogue.bias is not None,
         out_scale=epilogue.out_scale is not None,
         amax=epilogue.amax is not None,
-        gated=spec.gated,
         activation=epilogue.activation,
         out_dtype=spec.out_dtype,
         precision=spec.precision,

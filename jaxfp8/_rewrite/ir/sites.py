@@ -104,7 +104,6 @@ class DotSite:
     multiplied: bool = False  # whether its launch multiplies two outputs
     # Whether its call has two launches: a gated one, and the product of its output.
     chained: bool = False
-    gate: str = ""  # why the gate behind groups is not in their call; "" without one, or inside
     attention: str = ""  # of a product beside a softmax, what became of both; "" for any other
     # "one call" or "as written" for each operand quantised by the function.
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])

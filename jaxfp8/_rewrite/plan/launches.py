@@ -38,8 +38,6 @@ from jaxfp8._rewrite.plan.body import Body, Replaced
 from jaxfp8._value import dtypes
 
 _FLOAT32 = np.dtype(np.float32)
-# The readers of values; None stands for the caller of the program.
-Readers = dict[Value, list[Op | None]]
 
 
 def join(body: Body, replaced: Replaced) -> Replaced:
@@ -106,7 +104,13 @@ class _Gates:
     def __init__(self, program: Program) -> None:
         self._inputs = dict(program.ops)
         self._number = Numbering()
-        self._readers = readers_of(program)
+        # None stands for the caller of the program.
+        self._readers: dict[Value, list[Op | None]] = collections.defaultdict(list)
+        for op, inputs in program.ops:
+            for value in inputs:
+                self._readers[value].append(op)
+        for value in program.outputs:
+            self._readers[value].append(None)
 
     def all(self) -> Iterator[tuple[list[Op], list[Value]]]:
         """Two calls at a time, and the values of the program with the product of their outputs."""
@@ -114,7 +118,7 @@ class _Gates:
             if op.name == "mul" and len({value.shape for value in inputs}) == 1:
                 calls = [call for value in inputs if (call := self._call(value)) is not None]
                 if len(calls) == 2 and self._fit(calls):
-                    yield calls, narrowed(op, self._readers)
+                    yield calls, self._narrowed(op)
 
     def chains(self) -> Iterator[tuple[Op, Op]]:
         """Gated launches, each with the call that alone reads its output."""
@@ -146,28 +150,16 @@ class _Gates:
         is_pair = one is not None and other is not None and one.key == other.key
         return is_pair and joint.why_not_multiplied(specs) is None and joint.pays(specs)
 
-
-def readers_of(program: Program) -> Readers:
-    """The ops that read each value of a program."""
-    readers: Readers = collections.defaultdict(list)
-    for op, inputs in program.ops:
-        for value in inputs:
-            readers[value].append(op)
-    for value in program.outputs:
-        readers[value].append(None)
-    return readers
-
-
-def narrowed(op: Op, readers: Readers) -> list[Value]:
-    """The product of an op; or its roundings to 16 bits, if nothing else reads it."""
-    (product,) = op.outputs
-    casts = [reader for reader in readers[product] if reader is not None]
-    are_casts = {cast.name for cast in casts} == {"convert_element_type"}
-    narrow = {cast.outputs[0].dtype for cast in casts}
-    is_rounded = product.dtype == _FLOAT32 and narrow <= set(dtypes.SIXTEEN_BIT_FLOATS)
-    if are_casts and is_rounded and len(narrow) == 1 and None not in readers[product]:
-        return [cast.outputs[0] for cast in casts]
-    return [product]
+    def _narrowed(self, op: Op) -> list[Value]:
+        """The product of an op; or its roundings to 16 bits, if nothing else reads it."""
+        (product,) = op.outputs
+        casts = [reader for reader in self._readers[product] if reader is not None]
+        are_casts = {cast.name for cast in casts} == {"convert_element_type"}
+        narrow = {cast.outputs[0].dtype for cast in casts}
+        is_rounded = product.dtype == _FLOAT32 and narrow <= set(dtypes.SIXTEEN_BIT_FLOATS)
+        if are_casts and is_rounded and len(narrow) == 1 and None not in self._readers[product]:
+            return [cast.outputs[0] for cast in casts]
+        return [product]
 
 
 def _keeps_order(op: Op) -> bool:

@@ -48,7 +48,7 @@ def why_not(spec: RaggedSpec) -> str | None:
     if epilogue.amax is not None and set(epilogue.amax) != {1}:
         return "groups have one amax in all"
     platform = targets.platform()
-    return ragged_call.why_not(spec, platform) or ragged_call.why_behind(spec, platform)
+    return ragged_call.why_not(spec, platform) or ragged_call.why_behind(spec)
 
 
 def op_of(spec: RaggedSpec, operands: dict[str, Value], dot: Op) -> Op:
@@ -69,4 +69,4 @@ def op_of(spec: RaggedSpec, operands: dict[str, Value], dot: Op) -> Op:
                     given[name] = jax.lax.bitcast_convert_type(given[name], dtype)
             return list(ragged_call.results_of(spec, given, sharding))
 
-    return Op(NAME, tuple(named.values()), run, {"spec": spec, "names": names, "dot": dot})
+    return Op(NAME, tuple(named.values()), run, {"spec": spec})

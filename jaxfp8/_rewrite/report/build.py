@@ -155,7 +155,7 @@ def _epilogue_behind(spec: ScaledDotSpec | RaggedSpec) -> str:
     """Why XLA computes the epilogue of groups behind their call; "" if the call can have it."""
     if not isinstance(spec, RaggedSpec):
         return ""
-    reason = ragged_call.why_behind(spec, targets.platform())
+    reason = ragged_call.why_behind(spec)
     return f"XLA computes the epilogue: {reason}" if reason is not None else ""
 
 
@@ -179,8 +179,6 @@ def _notes(site: DotSite) -> str:
     notes += [second_rounding.of_site(site), site.attention]
     if not (site.joined or site.chained) and site.captured.compute is None:
         notes.append(_only_saves_memory(site.captured.spec))
-    if site.gate:
-        notes.append(f"XLA computes the gate behind it: {site.gate}")
     if site.multiplied:
         notes.append("one launch with another of its input, and the product of both outputs")
     elif site.joined:

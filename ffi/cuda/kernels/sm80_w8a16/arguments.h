@@ -67,8 +67,8 @@ using KernelFunction = void (*)(JointArguments);
 // The arguments of a problem, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 
-// What a launch computes: a product, several of one input, the outputs of two multiplied (of few
-// rows in groups, too), groups of rows; or one or several with fine scales.
+// What a launch computes: a product, several of one input, the outputs of two multiplied, groups of
+// rows; or one or several with fine scales.
 enum class Launch : uint8_t { kOne, kSeveral, kGated, kGroups, kFine };
 
 // The kernel that computes a problem, alone or with others. Groups have their own.

@@ -124,7 +124,6 @@ __global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
   extern __shared__ __align__(1024) uint8_t stages[];
   StartDependents();
   constexpr bool kGated = kLaunch == Launch::kGated;
-  constexpr bool kGatesGroups = kGated && GatesGroups(kRowFragments) && !IsFloat8(kActivation);
   constexpr bool kFine = kLaunch == Launch::kFine, kSeveral = kLaunch == Launch::kSeveral;
   constexpr bool kJoint = kSeveral || kFine;
   constexpr bool kNeedsClusters = kGated || (kSeveral && HasOwnInstance(kRowFragments));
@@ -134,16 +133,15 @@ __global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
   const int part = kJoint ? parts.tiles.PartOf(blockIdx.x) : behind;
   const Arguments& a = parts.of[part];
   const int32_t number = kGated ? blockIdx.x : blockIdx.x - parts.tiles.first[part];
-  const bool grouped = kLaunch == Launch::kGroups || (kGatesGroups && a.group_sizes != nullptr);
-  const BlockTile tile =
-      grouped ? GroupedTileOfBlock(a, number) : TileOfBlock(a, number, kTileRows);
+  const BlockTile tile = kLaunch == Launch::kGroups ? GroupedTileOfBlock(a, number)
+                                                    : TileOfBlock(a, number, kTileRows);
   const int32_t rank = kGated ? blockIdx.y - behind * ranks : blockIdx.y;
   if (a.early) FetchWeights<kMnMajor>(a, tile, rank, StagesFor(kRowFragments));
   WaitForPrevious();
   const int split = a.schedule.split, rows_left = tile.end - tile.row;
   const int first = blockIdx.y * kThreads + threadIdx.x;
   const int step = (kGated ? 2 * split : split) * kThreads;
-  if constexpr (kLaunch == Launch::kGroups || kGatesGroups) {
+  if constexpr (kLaunch == Launch::kGroups) {
     if (!tile.sums) return StoreRest(a, tile, kTileRows, first, step);
   }
   Accumulators<kRowFragments> scaled_acc = {};

@@ -24,7 +24,7 @@ namespace jaxfp8::cuda::w8a16 {
 class W8A16Plan final : public Plan {
  public:
   // Either several problems for one launch (`WhyNotJoint`), or one problem of any kind. Either side
-  // may be the 8-bit one. Two may have a gate (`WhyNotGated`), with groups of rows, too.
+  // may be the 8-bit one. Two may have a gate (`WhyNotGated`).
   W8A16Plan(std::span<const Problem> problems, const Gate& gate, const Device& device,
             size_t workspace);
 

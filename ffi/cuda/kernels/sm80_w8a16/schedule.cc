@@ -114,7 +114,7 @@ bool TooLarge(const Problem& problem) {
 
 // Whether one kernel, with one split of K, can compute both problems.
 bool RunsAlike(const Problem& a, const Problem& b) {
-  return a.batch == b.batch && a.rows == b.rows && a.depth == b.depth && a.grouping == b.grouping &&
+  return a.batch == b.batch && a.rows == b.rows && a.depth == b.depth &&
          a.lhs.dtype == b.lhs.dtype && a.rhs.dtype == b.rhs.dtype &&
          a.rhs.IsMnMajor() == b.rhs.IsMnMajor() && RowFragmentsFor(a) == RowFragmentsFor(b) &&
          HasFineScales(a) == HasFineScales(b);
@@ -331,11 +331,6 @@ Status WhyNotGated(std::span<const Problem> problems, const Gate& gate, const De
     }
     if (HasFineScales(problem)) {
       return "scales of products of a gated launch change every multiple of 128 along K";
-    }
-    if (!GroupsRows(problem)) continue;
-    if (problem.residual) return "groups of a gated launch have no residual";
-    if (!GatesGroups(RowFragmentsFor(problem))) {
-      return "groups of a gated launch have few rows: a tile of 16 has room for most of them";
     }
   }
   return WhyNotPair(problems);

@@ -55,9 +55,6 @@ inline constexpr int64_t kMaxFloat8Rows = 16;
 // an H100. With up to 16 rows both are as fast.
 JAXFP8_HD constexpr bool HasOwnInstance(int row_fragments) { return row_fragments >= 4; }
 
-// Whether the instances with a gate serve groups of rows, too. Wider tiles have no registers left.
-JAXFP8_HD constexpr bool GatesGroups(int row_fragments) { return row_fragments <= 2; }
-
 JAXFP8_HD constexpr int ActivationBytes(int row_fragments) {
   return row_fragments * 8 * kActivationChunks * 16;
 }

@@ -107,8 +107,7 @@ __device__ __forceinline__ void StoreWide(const Elementwise& ew, const Quad& q,
   }
 }
 
-// Stores the epilogue of sums of 0, without a bias, in a tile of rows of no group. These are zeros
-// in a gated launch, too: every activation of 0 is 0.
+// Stores the epilogue of sums of 0, without a bias, in a tile of rows of no group.
 inline __device__ __noinline__ void StoreRest(const Arguments& a, const BlockTile& tile,
                                               int tile_rows, int first, int step) {
   constexpr int kQuads = kTileColumns / 4;
