@@ -1,12 +1,9 @@
-// The XLA FFI handler `jaxfp8_joint_dots`: several scaled dots as one launch of `sm80_w8a16`, or
-// two.
+// The XLA FFI handler `jaxfp8_joint_dots`: several scaled dots as one launch of `sm80_w8a16`.
 //
 //   attributes  those of each scaled dot, but `kernel`; their names begin with dot0_, dot1_, ...
 //               multiplied, optional: the dtype of the product of both outputs, the only result.
 //               Each output is rounded to its own dtype first
-//               then_..., optional: a dot more, whose left side is that result. It has a launch of
-//               its own, which begins before the first one ends
-//   operands    those of the first dot, then those of the second, ..., of the last without lhs
+//   operands    those of the first dot, then those of the second, ...
 //   results     likewise
 
 #include <cuda_runtime_api.h>
@@ -31,8 +28,6 @@ struct KnownJoint {
   std::unique_ptr<w8a16::W8A16Plan> plan;
   std::vector<Slots> dots;
   bool gated = false;
-  std::unique_ptr<w8a16::W8A16Plan> then;  // of the dot behind the gate, or null
-  Slots then_slots;
 };
 
 // Takes the first `count` of the buffers that are left.
@@ -93,14 +88,6 @@ struct Dots {
 
 std::string NameOfDot(size_t index) { return "dot" + std::to_string(index) + "_"; }
 
-// The operands of the dot behind the gate: the first result, then those from `first` on.
-std::vector<Buffer> OperandsBehind(const std::vector<Buffer>& operands, size_t first,
-                                   const std::vector<Buffer>& results) {
-  std::vector<Buffer> own = {results.front()};
-  own.insert(own.end(), operands.begin() + first, operands.end());
-  return own;
-}
-
 // Checks a call and makes its plan.
 Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
              const std::vector<Buffer>& results, KnownJoint& known) {
@@ -112,14 +99,6 @@ Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
     JAXFP8_RETURN_IF_ERROR(dots.Add(Reader::WithPrefix(NameOfDot(dots.problems.size()), attributes),
                                     operands, results));
   } while (attributes.contains(NameOfDot(dots.problems.size()) + "lhs_dtype"));
-  Dots then;
-  if (attributes.contains("then_lhs_dtype")) {
-    if (dots.multiplied.empty()) return "a dot reads the first result, which is no product of two";
-    const std::vector<Buffer> own = OperandsBehind(operands, dots.operands, results);
-    const std::vector<Buffer> outputs(results.begin() + dots.results, results.end());
-    JAXFP8_RETURN_IF_ERROR(then.Add(Reader::WithPrefix("then_", attributes), own, outputs));
-    dots.operands += then.operands - 1, dots.results += then.results;
-  }
   if (dots.operands != operands.size() || dots.results != results.size()) {
     return "there are more operands or results than its dots need";
   }
@@ -128,10 +107,7 @@ Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
   JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
   known.dots = dots.slots;
   known.gated = static_cast<bool>(dots.gate);
-  JAXFP8_RETURN_IF_ERROR(w8a16::PlanJoint(dots.problems, dots.gate, device, known.plan));
-  if (then.problems.empty()) return {};
-  known.then_slots = then.slots.front();
-  return w8a16::PlanJoint(then.problems, {}, device, known.then);
+  return w8a16::PlanJoint(dots.problems, dots.gate, device, known.plan);
 }
 
 Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
@@ -147,12 +123,6 @@ Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets ret
     if (!known->gated) result += dot.results.size();
   }
   JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, stream));
-  Calls::Count(kSm80W8A16);
-  if (!known->then) return {};
-  const std::vector<Buffer> own = OperandsBehind(operands, operand - operands.data(), results);
-  Buffers behind = DeviceBuffers(known->then_slots.Bind(own.data(), results.data() + 1));
-  behind.after_kernel = true;
-  JAXFP8_RETURN_IF_ERROR(known->then->Run(behind, stream));
   Calls::Count(kSm80W8A16);
   return {};
 }

@@ -121,7 +121,6 @@ struct Buffers {
   const int32_t* group_sizes = nullptr;  // [batch], where the problem has groups
   void* workspace = nullptr;             // 256-byte aligned
   size_t workspace_bytes = 0;
-  bool after_kernel = false;  // whether a kernel of the same call is the stream's last operation
 };
 
 // Whether rows are in groups: those of lhs, or of 16-bit values beside 8-bit weights on the left.

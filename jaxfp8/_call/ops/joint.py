@@ -3,9 +3,7 @@
 A weight of few columns keeps few blocks at work, and each launch waits for the one before. From
 compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once, of FP8
 values up to 16. On other platforms, on several devices, under vmap and in derivatives they run as
-separate scaled dots. A launch may multiply the outputs of two, and write their product alone. One
-more product may read that (a chain): the call then has two launches, and the second one begins
-before the first one ends.
+separate scaled dots. A launch may multiply the outputs of two, and write their product alone.
 
 Order of this file: choice of products, primitive, its rules, lowering.
 """
@@ -13,10 +11,9 @@ Order of this file: choice of products, primitive, its rules, lowering.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -103,25 +100,6 @@ def why_not_multiplied(specs: Sequence[ScaledDotSpec]) -> str | None:
     return None
 
 
-def why_not_chained(gate: ScaledDotSpec, last: ScaledDotSpec, multiplied: str) -> str | None:
-    """Why a product of the output of a gated launch is no launch of the same call, or None.
-
-    Args:
-      gate: one of the two products whose outputs are multiplied.
-      last: the product that has their product as its left side.
-      multiplied: the dtype of that.
-    """
-    lhs, shared = last.lhs, what_is_shared(last)
-    if (lhs.dtype, lhs.shape, lhs.scale) != (multiplied, gate.out_shape, False):
-        return "it does not read the output as it is"
-    if shared is None or shared[0] != "lhs" or not pays([last]):
-        return "it is no product of few rows and an 8-bit weight"
-    before, after = (canonical.canonical(spec).spec for spec in (gate, last))
-    if lhs.contracting != (len(lhs.shape) - 1,) or after.lhs.shape != before.out_shape:
-        return "the call would have to rearrange its left side"
-    return None
-
-
 _WIDE = ("float32", "bfloat16", "float16")
 _BLOCK = 128
 
@@ -139,98 +117,71 @@ joint_dots_p.multiple_results = True
 
 
 def joint_dots(
-    specs: Sequence[ScaledDotSpec],
-    operands: Sequence[dict[str, Any]],
-    multiplied: str = "",
-    *,
-    chained: bool = False,
+    specs: Sequence[ScaledDotSpec], operands: Sequence[dict[str, Any]], multiplied: str = ""
 ) -> list[jax.Array]:
     """The outputs of several scaled dots, as one launch if possible.
 
     `what_is_shared` is equal for all, and there are at most `MOST` of them. `multiplied` is the
-    dtype of the product of two outputs, then the only one (`why_not_multiplied`); "" for none. If
-    `chained`, the last spec takes that product as its lhs, which its operands do not name, and its
-    output is the only one (`why_not_chained`).
+    dtype of the product of two outputs, then the only one (`why_not_multiplied`); "" for none.
     """
     each = [
-        compat.vary_alike([named[name] for name in spec.operand_names() if name in named])
+        compat.vary_alike([named[name] for name in spec.operand_names()])
         for spec, named in zip(specs, operands, strict=True)
     ]
-    if chained:  # the last one varies as the product does
-        each[-1] = compat.vary_alike([each[0][0], *each[-1]])[1:]
     flat = list(itertools.chain(*each))
     varying = {compat.varying_axes(own[0]) for own in each}
     if explicit.mesh_of(map(jax.typeof, flat)) is not None or len(varying) > 1:
-        given = zip(specs, operands, strict=True)
-        dots = [functools.partial(_dot, spec, named) for spec, named in given]
-        return _results(dots, multiplied, chained)
+        outs = [scaled_dot(spec, **named)[0] for spec, named in zip(specs, operands, strict=True)]
+        return _results(outs, multiplied)
     split = partitioning.is_wanted(flat)
-    params = {"specs": tuple(specs), "multiplied": multiplied, "chained": chained}
-    return joint_dots_p.bind(*flat, split=split, **params)
+    return joint_dots_p.bind(*flat, specs=tuple(specs), split=split, multiplied=multiplied)
 
 
 run_compiled(joint_dots_p)
 
 
-def _dot(spec: ScaledDotSpec, named: dict[str, Any], *lhs: jax.Array) -> jax.Array:
-    given: dict[str, Any] = {"lhs": lhs[0], **named} if lhs else named
-    return scaled_dot(spec, **given)[0]
-
-
-def _results(
-    dots: Sequence[Callable[..., jax.Array]], multiplied: str, chained: bool
-) -> list[jax.Array]:
-    """The outputs of dots, or the product of two, or the output of a dot of that product."""
-    outs = [dot() for dot in (dots[:-1] if chained else dots)]
-    if multiplied:
-        one, other = (out.astype(jnp.float32) for out in outs)
-        outs = [(one * other).astype(multiplied)]
-    return [dots[-1](*outs)] if chained else outs
+def _results(outs: list[jax.Array], multiplied: str) -> list[jax.Array]:
+    """The outputs, or their product."""
+    if not multiplied:
+        return outs
+    one, other = (out.astype(jnp.float32) for out in outs)
+    return [(one * other).astype(multiplied)]
 
 
 # Its rules are those of the scaled dots, one after another.
 
 
 def _each(
-    specs: tuple[ScaledDotSpec, ...], split: bool, chained: bool, *flat: Sequence[Any]
+    specs: tuple[ScaledDotSpec, ...], split: bool, *flat: Sequence[Any]
 ) -> Iterator[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
     """For each dot the parameters of its primitive, and the values of its operands."""
     left = [iter(sequence) for sequence in flat]
-    for i, spec in enumerate(specs):
-        takes_product = chained and i == len(specs) - 1  # as its lhs
-        number = len(spec.operand_names()) - takes_product
+    for spec in specs:
+        number = len(spec.operand_names())
         params = {"spec": spec, "kernel": "", "split": split, "out_sharding": None}
         yield params, [tuple(itertools.islice(rest, number)) for rest in left]
 
 
-def _bound(params: dict[str, Any], own: Sequence[Any], *lhs: Any) -> Any:
-    return scaled_dot_p.bind(*lhs, *own, **params)[0]
-
-
 def _separate(
-    *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str, chained: bool
+    *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> list[jax.Array]:
-    each = _each(specs, split, chained, operands)
-    dots = [functools.partial(_bound, params, own) for params, (own,) in each]
-    return _results(dots, multiplied, chained)
+    dots = _each(specs, split, operands)
+    outs = [scaled_dot_p.bind(*own, **params)[0] for params, (own,) in dots]
+    return _results(outs, multiplied)
 
 
 @joint_dots_p.def_abstract_eval
 def _abstract_eval(
-    *avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str, chained: bool
+    *avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> list[Any]:
-    outs: list[Any] = []
-    for params, (own,) in _each(specs, split, chained, avals):
-        lhs = outs[:1] if chained and len(outs) == 2 else []
-        outs += scaled_dot_p.abstract_eval(*lhs, *own, **params)[0][:1]
-        if multiplied:
-            outs[0] = outs[0].update(dtype=jnp.dtype(multiplied))
-    return outs[-1:] if chained else outs[:1] if multiplied else outs
+    dots = _each(specs, split, avals)
+    outs = [scaled_dot_p.abstract_eval(*own, **params)[0][0] for params, (own,) in dots]
+    return [outs[0].update(dtype=jnp.dtype(multiplied))] if multiplied else outs
 
 
 def _transpose(cotangents: list[Any], *operands: Any, **params: Any) -> list[Any]:
     assert not params["multiplied"], "only dots are linear; `transform_as` takes the product apart"
-    dots = zip(cotangents, _each(params["specs"], params["split"], False, operands), strict=True)
+    dots = zip(cotangents, _each(params["specs"], params["split"], operands), strict=True)
     return [x for ct, (own, (values,)) in dots for x in transpose_rule([ct], *values, **own)]
 
 
@@ -241,43 +192,31 @@ remat.count_as_dots(joint_dots_p, lambda *_, specs, **__: map(remat.scaled_dot, 
 
 def dots_of(inputs: Sequence[Any], params: dict[str, Any]) -> list[tuple[ScaledDotSpec, Any]]:
     """The scaled dots of an equation of `joint_dots_p`: each problem, and its inputs."""
-    each = _each(params["specs"], False, params["chained"], inputs)
-    return [(own["spec"], values) for own, (values,) in each]
+    return [(own["spec"], values) for own, (values,) in _each(params["specs"], False, inputs)]
 
 
 # Lowering
 
 
 def _call(
-    *operands: jax.Array,
-    specs: tuple[ScaledDotSpec, ...],
-    split: bool,
-    multiplied: str,
-    chained: bool,
+    *operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> list[jax.Array]:
-    """One call for all dots.
-
-    The attributes of dot i are named `doti_...`, those of the last one of a chain `then_...`.
-    """
+    """One call for all dots. The attributes of dot i are named `doti_...`."""
     ffi.register_if_it_runs_here("cuda")
     forms: list[canonical.Canonical] = []
     arrays: list[jax.Array] = []
     attributes: dict[str, Any] = {}
-    for i, (params, (own,)) in enumerate(_each(specs, split, chained, operands)):
-        spec, takes_product = params["spec"], chained and i == len(specs) - 1
-        lhs = [jnp.zeros(spec.lhs.shape, spec.lhs.dtype)] if takes_product else []  # not passed
-        form, own_arrays = lowering.in_canonical_form(*lhs, *own, spec=spec)
+    for i, (params, (own,)) in enumerate(_each(specs, split, operands)):
+        form, own_arrays = lowering.in_canonical_form(*own, spec=params["spec"])
         forms.append(form)
-        arrays += own_arrays[len(lhs) :]
-        prefix = "then" if takes_product else f"dot{i}"
-        attributes |= {f"{prefix}_{name}": x for name, x in form.spec.attributes().items()}
+        arrays += own_arrays
+        attributes |= {f"dot{i}_{name}": x for name, x in form.spec.attributes().items()}
     results = [result for form in forms for result in lowering.result_types(form.spec)]
     if multiplied:
-        results[:2], forms[:2] = [jax.ShapeDtypeStruct(results[0].shape, multiplied)], forms[:1]
+        results, forms = [jax.ShapeDtypeStruct(results[0].shape, multiplied)], forms[:1]
         attributes["multiplied"] = multiplied
     outs = jax.ffi.ffi_call(ffi.JOINT_TARGET, results)(*arrays, **attributes)
-    outs = [form.results([out])[0] for form, out in zip(forms, outs, strict=True)]
-    return outs[1:] if chained else outs
+    return [form.results([out])[0] for form, out in zip(forms, outs, strict=True)]
 
 
 _lower_separate = mlir.lower_fun(_separate, multiple_results=True)
@@ -285,14 +224,14 @@ _lower_joint = mlir.lower_fun(_call, multiple_results=True)
 
 
 def _lower_cuda(
-    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, **params: Any
+    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool, multiplied: str
 ) -> Sequence[Any]:
     for_export = ctx.module_context.lowering_parameters.for_export
     is_alone = not split or compat.place_of(ctx) is None
     served = all(lowering.why_not(spec, "cuda") is None for spec in specs)
     joins = is_alone and served and not for_export and runs_here()
     rule = _lower_joint if joins else _lower_separate
-    return rule(ctx, *operands, specs=specs, split=split, **params)
+    return rule(ctx, *operands, specs=specs, split=split, multiplied=multiplied)
 
 
 mlir.register_lowering(joint_dots_p, _lower_separate)

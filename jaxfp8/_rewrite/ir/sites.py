@@ -102,8 +102,6 @@ class DotSite:
     blame: Op | None = None  # the op that ended the fact; None if it was the dot itself
     joined: int = 0  # the number of products in its launch, itself included; 0 without others
     multiplied: bool = False  # whether its launch multiplies two outputs
-    # Whether its call has two launches: a gated one, and the product of its output.
-    chained: bool = False
     attention: str = ""  # of a product beside a softmax, what became of both; "" for any other
     # "one call" or "as written" for each operand quantised by the function.
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])

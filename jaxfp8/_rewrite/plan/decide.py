@@ -15,7 +15,7 @@ from jaxfp8._rewrite.plan.attention import join_attention
 from jaxfp8._rewrite.plan.body import Body, Pass, Replaced
 from jaxfp8._rewrite.plan.encode_calls import produce_encodings
 from jaxfp8._rewrite.plan.encode_rows import encode_rows
-from jaxfp8._rewrite.plan.launches import chain, join, multiply
+from jaxfp8._rewrite.plan.launches import join, multiply
 from jaxfp8._rewrite.plan.resolve import call_dots
 from jaxfp8._rewrite.plan.row_calls import produce_rows
 from jaxfp8._rewrite.plan.trace import collector_paused
@@ -33,7 +33,6 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("cuda", produce_rows),  # rows of a call are made and quantised by another call
     ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call
     ("", multiply),  # two calls on one input and the product of their outputs become one launch
-    ("", chain),  # such a launch and the product that reads it become one call
     ("", join),  # calls on one input become one launch, if a GPU here has such a kernel
 )
 

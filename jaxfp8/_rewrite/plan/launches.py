@@ -1,4 +1,4 @@
-"""Calls on one input as one launch on a GPU, the product of two outputs inside it, and chains.
+"""Calls on one input as one launch on a GPU, and the product of two outputs inside it.
 
     x ──┬─▶ dot(x, q) ─▶           x ──▶ joint_dots(x, q, k, v) ─┬─▶
         ├─▶ dot(x, k) ─▶    ──▶                                  ├─▶
@@ -7,22 +7,18 @@
     x ─┬─▶ dot(x, gate), silu ─▶ mul ─▶        x ──▶ joint_dots(x, gate, up) ─▶
        └─▶ dot(x, up) ───────────┘      ──▶
 
-    x ──▶ joint_dots(x, gate, up) ──▶ dot(_, down) ─▶    ──▶    x ──▶ joint_dots(x, gate, up, down)
-
 None of the calls may wait for another. The input is an array and its scale. All other operands are
 computed without products that may join. Then two joint calls cannot wait for each other either:
 each waits for products only through its input.
 
 Nothing else may read the two outputs of a gate. The launch rounds each to its dtype before it
-multiplies, as the function does. Nothing but the next product may read the product of a chain. So
-no other operand of that product waits for the gate.
+multiplies, as the function does.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -85,21 +81,8 @@ def multiply(body: Body, replaced: Replaced) -> Replaced:
     return {**replaced, **made}
 
 
-def chain(body: Body, replaced: Replaced) -> Replaced:
-    """The pass: a gated launch and the product of its output become one call of two launches."""
-    if not joint.runs_here():
-        return replaced
-    made: dict[Value, Value] = {}
-    for gate, last in _Gates(body.program(replaced)).chains():
-        calls = [*gate.params["calls"], last]
-        (made[last.outputs[0]],) = _op_of(calls, gate.outputs[0].dtype.name, chained=True).outputs
-        for site in body.walk.own:
-            site.chained |= site.op in [op.params["dot"] for op in calls]
-    return {**replaced, **made}
-
-
 class _Gates:
-    """Finds the gates of a program, and the products behind them."""
+    """Finds the gates of a program."""
 
     def __init__(self, program: Program) -> None:
         self._inputs = dict(program.ops)
@@ -119,18 +102,6 @@ class _Gates:
                 calls = [call for value in inputs if (call := self._call(value)) is not None]
                 if len(calls) == 2 and self._fit(calls):
                     yield calls, self._narrowed(op)
-
-    def chains(self) -> Iterator[tuple[Op, Op]]:
-        """Gated launches, each with the call that alone reads its output."""
-        for op, inputs in self._inputs.items():
-            value = inputs[0] if op.params.get("joins") else None
-            if value is None or value.op is None or len(self._readers[value]) > 1:
-                continue
-            calls = value.op.params.get("calls", ())
-            if calls and op.params["names"][0] == "lhs":
-                specs = calls[0].params["spec"], op.params["spec"]
-                if joint.why_not_chained(*specs, value.dtype.name) is None:
-                    yield value.op, op
 
     def _call(self, value: Value) -> Op | None:
         """The call behind a value that nothing else reads; None for another value."""
@@ -202,26 +173,22 @@ def _shared(op: Op, inputs: Sequence[Value], number: Numbering) -> _Shared | Non
     return _Shared((x, of_scale, alike), tuple(given.values()))
 
 
-def _op_of(ops: Sequence[Op], multiplied: str = "", *, chained: bool = False) -> Op:
-    """The op of one call for some calls, as `joint.joint_dots` has it."""
+def _op_of(ops: Sequence[Op], multiplied: str = "") -> Op:
+    """The op of one launch for some calls, as `joint.joint_dots` has it."""
     specs = [op.params["spec"] for op in ops]
     names = [op.params["names"] for op in ops]
-    given = [op.inputs for op in ops]
-    if chained:  # the product is the lhs of the last one
-        names[-1], given[-1] = names[-1][1:], given[-1][1:]
     first: Op = ops[0].params["dot"]
 
     def run(*arrays: Array) -> Sequence[Array]:
         left = iter(arrays)
         operands = [dict(zip(own, left)) for own in names]  # noqa: B905
         with graph.context_of(first.equation, first.callers):
-            return joint.joint_dots(specs, operands, multiplied, chained=chained)
+            return joint.joint_dots(specs, operands, multiplied)
 
-    inputs = tuple(itertools.chain(*given))
-    joined = Op("joint_dots", inputs, run, {"calls": ops} if multiplied and not chained else {})
-    outs = [op.outputs[0] for op in (ops[-1:] if chained else ops[:1] if multiplied else ops)]
-    dtype = "" if chained else multiplied
-    types = [(out.shape, np.dtype(dtype or out.dtype)) for out in outs]
+    inputs = tuple(value for op in ops for value in op.inputs)
+    joined = Op("joint_dots", inputs, run, {})
+    outs = [op.outputs[0] for op in ops[: 1 if multiplied else len(ops)]]
+    types = [(out.shape, np.dtype(multiplied or out.dtype)) for out in outs]
     joined.outputs = tuple(Value(*one, joined, i) for i, one in enumerate(types))
     return joined
 

@@ -177,15 +177,12 @@ def _notes(site: DotSite) -> str:
         notes.append(granularity.note(name, *axes, eight_bit=side.scaled is not None))
         notes.append(granularity.note_of_multiplied(name) if side.multiplied else "")
     notes += [second_rounding.of_site(site), site.attention]
-    if not (site.joined or site.chained) and site.captured.compute is None:
+    if not site.joined and site.captured.compute is None:
         notes.append(_only_saves_memory(site.captured.spec))
     if site.multiplied:
         notes.append("one launch with another of its input, and the product of both outputs")
     elif site.joined:
         notes.append(f"one launch with {site.joined - 1} more of its input")
-    if site.chained:
-        gate = site.multiplied
-        notes.append(f"one call with the {'product behind it' if gate else 'gate in front of it'}")
     return "; ".join(filter(None, notes))
 
 
@@ -208,7 +205,7 @@ def _platforms_of(op: Op) -> dict[str, Any]:
 
 def _certain_path(site: DotSite) -> str:
     """The path on the GPU here where the spec does not say it; "" elsewhere."""
-    if site.joined > 0 or site.chained:
+    if site.joined > 0:
         return asked.WEIGHT_ONLY
     captured = site.captured
     if captured is None or captured.compute is None:

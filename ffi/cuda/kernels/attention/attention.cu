@@ -4,22 +4,33 @@
 
 #include "cuda/kernels/attention/kernel.cuh"
 #include "cuda/kernels/common/grid.h"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 namespace attention {
 namespace {
 
+cudaError_t LaunchKernel(void (*kernel)(Arguments), const Arguments& a, int64_t ctas,
+                         cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(GridSize(ctas));
+  config.blockDim = dim3(32 * kWarps);
+  config.stream = stream;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(a.parts), 1, 1};
+  config.attrs = &cluster;
+  config.numAttrs = a.cluster ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, a);
+}
+
 template <DType kCache, int kWidth>
 cudaError_t Launch(const Arguments& a, cudaStream_t stream) {
   const int64_t tiles = a.p.texts * a.p.heads * a.tiles;
-  LaunchShape shape = {.blocks = GridSize(tiles * a.parts), .threads = 32 * kWarps};
-  if (a.cluster) shape.cluster.x = static_cast<unsigned>(a.parts);
-  const cudaError_t status = KernelLaunch(shape, stream)(Attend<kCache, kWidth>, a);
+  const cudaError_t status = LaunchKernel(Attend<kCache, kWidth>, a, tiles * a.parts, stream);
   if (status != cudaSuccess || a.parts == 1 || a.cluster) return status;
-  shape = {.blocks = GridSize(tiles * kTileRows), .threads = 1024, .early = true};
-  return KernelLaunch(shape, stream)(CombineParts<Values<kCache, kWidth>, kWidth>, a);
+  CombineParts<Values<kCache, kWidth>, kWidth><<<GridSize(tiles * kTileRows), 1024, 0, stream>>>(a);
+  return cudaGetLastError();
 }
 
 cudaError_t Dispatch(const Arguments& a, cudaStream_t stream) {

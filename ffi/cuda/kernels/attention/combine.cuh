@@ -14,7 +14,6 @@
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/cluster.cuh"
 #include "cuda/kernels/common/element.cuh"
-#include "cuda/kernels/common/launch.cuh"
 
 namespace jaxfp8::cuda::attention {
 
@@ -176,12 +175,11 @@ __global__ void __launch_bounds__(1024) CombineParts(const __grid_constant__ Arg
   constexpr int kShares = 1024 / kWidth;
   __shared__ float sums[kShares][kWidth];
   __shared__ float totals[2];
-  WaitForPrevious();
   const int row = blockIdx.x % kTileRows, share = threadIdx.x / kWidth,
             index = threadIdx.x % kWidth;
   const int64_t tile = blockIdx.x / kTileRows;
   const float* parts = ScratchOf<kWidth>(a, tile * a.parts);
-  const auto largest = [&](int i) { return parts[i * PartFloats(kWidth) + row]; };
+  const auto largest = [&](int i) { return __ldg(parts + i * PartFloats(kWidth) + row); };
   if (threadIdx.x < 32) {
     float highest = -INFINITY, total = 0.0f;
     for (int i = threadIdx.x; i < a.parts; i += 32) highest = fmaxf(highest, largest(i));
@@ -189,7 +187,8 @@ __global__ void __launch_bounds__(1024) CombineParts(const __grid_constant__ Arg
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
     }
     for (int i = threadIdx.x; i < a.parts; i += 32) {
-      total += parts[i * PartFloats(kWidth) + kTileRows + row] * FactorOf(largest(i), highest);
+      total +=
+          __ldg(parts + i * PartFloats(kWidth) + kTileRows + row) * FactorOf(largest(i), highest);
     }
     for (int lanes = 1; lanes < 32; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
     if (threadIdx.x == 0) totals[0] = highest, totals[1] = total;
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(1024) CombineParts(const __grid_constant__ Arg
   float sum = 0.0f;
 #pragma unroll 4
   for (int i = share; i < a.parts; i += kShares) {
-    sum += parts[i * PartFloats(kWidth) + 2 * kTileRows + row * kWidth + index] *
+    sum += __ldg(parts + i * PartFloats(kWidth) + 2 * kTileRows + row * kWidth + index) *
            FactorOf(largest(i), totals[0]);
   }
   sums[share][index] = sum;

@@ -19,7 +19,6 @@
 #include "cuda/kernels/attention/combine.cuh"
 #include "cuda/kernels/attention/fragments.cuh"
 #include "cuda/kernels/common/element.cuh"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/mma.cuh"
 
 namespace jaxfp8::cuda::attention {
@@ -304,7 +303,6 @@ struct Warp {
 template <DType kCache, int kWidth>
 __global__ void __launch_bounds__(32 * kWarps, CtasPerSm(kCache, kWidth))
     Attend(const __grid_constant__ Arguments a) {
-  StartDependents();
   using Own = Warp<kCache, kWidth>;
   __shared__ Partial<kWidth> partials[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

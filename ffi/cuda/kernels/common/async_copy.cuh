@@ -64,11 +64,6 @@ __device__ __forceinline__ void StoreShared16(uint32_t to, const uint32_t (&valu
                : "memory");
 }
 
-// Has L2 fetch the cache line of an address.
-__device__ __forceinline__ void FetchToL2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

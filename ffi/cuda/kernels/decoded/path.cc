@@ -116,7 +116,6 @@ class DecodedPlan final : public Plan {
     if (request.exponents) (form_.left ? buffers.lhs_scale : buffers.rhs_scale) = nullptr;
     buffers.workspace = static_cast<char*>(given.workspace) + form_.bytes;
     buffers.workspace_bytes = given.workspace_bytes - form_.bytes;
-    buffers.after_kernel = true;
     return plan_->Run(buffers, stream);
   }
 

@@ -9,7 +9,6 @@
 
 #include "cuda/kernels/common/divisor.h"
 #include "cuda/kernels/common/element.cuh"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/transpose.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/problem.h"
@@ -90,7 +89,6 @@ struct Converter {
 
 template <DType kIn, DType kOut>
 __global__ void __launch_bounds__(kPackThreads) PackRows(const PackArguments p) {
-  StartDependents(), WaitForPrevious();
   using Chunk = Converter<kIn, kOut>;
   const uint32_t per_row = static_cast<uint32_t>(p.depth_padded / Chunk::kValues);
   const uint32_t rows = static_cast<uint32_t>(p.count_padded);
@@ -149,7 +147,6 @@ __device__ __forceinline__ TileOrigin OriginOf(const PackArguments& p, int tile)
 
 template <DType kIn, DType kOut>
 __global__ void __launch_bounds__(kPackThreads) PackTransposed(const PackArguments p) {
-  StartDependents(), WaitForPrevious();
   using Chunk = Converter<kIn, kOut>;
   __shared__ uint32_t tile[kTransposeTile * kTransposeTile / 4];
   const TileOrigin origin = OriginOf(p, kTransposeTile);
@@ -200,7 +197,6 @@ constexpr int kWideTransposeTile = 64;
 
 template <DType kIn, DType kOut>
 __global__ void __launch_bounds__(kPackThreads) PackTransposedWide(const PackArguments p) {
-  StartDependents(), WaitForPrevious();
   __shared__ float tile[kWideTransposeTile][kWideTransposeTile + 1];
   const TileOrigin origin = OriginOf(p, kWideTransposeTile);
   const Bits<kIn>* from = static_cast<const Bits<kIn>*>(p.values) +

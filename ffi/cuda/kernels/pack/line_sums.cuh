@@ -7,7 +7,6 @@
 
 #pragma once
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/vector.cuh"
 
 namespace jaxfp8::cuda {
@@ -31,7 +30,6 @@ __device__ __forceinline__ int32_t SumOfBytes(uint32_t word, int32_t sum, bool i
 // Bytes past the end are zeros and must not be flipped: a flipped zero is -128.
 static __global__ void __launch_bounds__(kSumThreads)
     SumLinesKContiguous(const LineSumsArguments p) {
-  StartDependents();
   const int64_t line = int64_t{blockIdx.x} * (kSumThreads / 32) + threadIdx.x / 32;
   if (line >= p.count) return;
   const uint8_t* from =
@@ -85,7 +83,6 @@ static __device__ __noinline__ uint4 LoadUnalignedChunk(const uint8_t* from, int
 }
 
 static __global__ void __launch_bounds__(kSumThreads) SumLinesMnMajor(const LineSumsArguments p) {
-  StartDependents();
   __shared__ uint32_t parts[kSumWarps][kSumLines];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t f = int64_t{blockIdx.x} * kSumLines + lane * 16;

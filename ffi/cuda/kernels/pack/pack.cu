@@ -10,7 +10,6 @@
 #include <limits>
 
 #include "cuda/kernels/common/grid.h"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/pack/kernels.cuh"
 #include "cuda/kernels/pack/line_sums.cuh"
 #include "cuda/kernels/pack/pack.h"
@@ -20,29 +19,30 @@ namespace jaxfp8::cuda {
 namespace {
 
 template <DType kIn, DType kOut>
-cudaError_t LaunchAs(const PackArguments& p, const PackRequest& request, cudaStream_t stream) {
-  LaunchShape shape = {.threads = kPackThreads, .early = request.after_kernel};
-  if (!request.side.IsMnMajor()) {
+cudaError_t LaunchAs(const PackArguments& p, bool transposed, cudaStream_t stream) {
+  if (!transposed) {
     const int64_t chunks = p.batches * p.count_padded * p.depth_padded * SizeOf(kOut) / kChunkBytes;
     constexpr int64_t kPerBlock = kPackThreads * kChunksPerThread;
-    shape.blocks = GridSize((chunks + kPerBlock - 1) / kPerBlock);
-    return KernelLaunch(shape, stream)(PackRows<kIn, kOut>, p);
+    const unsigned blocks = GridSize((chunks + kPerBlock - 1) / kPerBlock);
+    PackRows<kIn, kOut><<<blocks, kPackThreads, 0, stream>>>(p);
+    return cudaGetLastError();
   }
   constexpr int64_t kTile = SizeOf(kIn) == 1 ? kTransposeTile : kWideTransposeTile;
-  shape.blocks = GridSize(p.batches * ((p.count_padded + kTile - 1) / kTile) *
-                          ((p.depth_padded + kTile - 1) / kTile));
+  const unsigned blocks = GridSize(p.batches * ((p.count_padded + kTile - 1) / kTile) *
+                                   ((p.depth_padded + kTile - 1) / kTile));
   if constexpr (SizeOf(kIn) == 1) {
-    return KernelLaunch(shape, stream)(PackTransposed<kIn, kOut>, p);
+    PackTransposed<kIn, kOut><<<blocks, kPackThreads, 0, stream>>>(p);
   } else {
-    return KernelLaunch(shape, stream)(PackTransposedWide<kIn, kOut>, p);
+    PackTransposedWide<kIn, kOut><<<blocks, kPackThreads, 0, stream>>>(p);
   }
+  return cudaGetLastError();
 }
 
 template <DType kOut>
-cudaError_t DecodeTo(const PackArguments& p, const PackRequest& request, cudaStream_t stream) {
+cudaError_t DecodeTo(DType in, const PackArguments& p, bool transposed, cudaStream_t stream) {
   return Visit<DType::kE4M3, DType::kE5M2, DType::kS8, DType::kU8, kOut>(
-      request.side.dtype, cudaErrorInvalidValue,
-      [&]<DType kIn>() { return LaunchAs<kIn, kOut>(p, request, stream); });
+      in, cudaErrorInvalidValue,
+      [&]<DType kIn>() { return LaunchAs<kIn, kOut>(p, transposed, stream); });
 }
 
 Status WhyNot(const PackRequest& r) {
@@ -109,11 +109,12 @@ Status LaunchPack(const PackRequest& request, const void* values, void* matrix,
   JAXFP8_RETURN_IF_ERROR(WhyNot(request));
   if (request.lines.batches * request.count_padded * request.depth_padded == 0) return {};
   const PackArguments p = MakePackArguments(request, values, matrix);
+  const bool transposed = request.side.IsMnMajor();
   const cudaError_t status =
       SizeOf(request.out) == 1
-          ? LaunchAs<DType::kU8, DType::kU8>(p, request, stream)
+          ? LaunchAs<DType::kU8, DType::kU8>(p, transposed, stream)
           : Visit<DType::kBF16, DType::kF16>(request.out, cudaErrorInvalidValue, [&]<DType kOut>() {
-              return DecodeTo<kOut>(p, request, stream);
+              return DecodeTo<kOut>(request.side.dtype, p, transposed, stream);
             });
   return CudaError(status, "packing an operand");
 }

@@ -38,9 +38,8 @@ struct PackRequest {
   // Exponents by which codes are multiplied as they are decoded to bfloat16, one for each of the
   // side's tiles, or null. Exact but for products below 2^-126, which are rounded.
   const void* exponents = nullptr;
-  int64_t count_padded = 0;   // rows of the matrix, >= count
-  int64_t depth_padded = 0;   // row pitch in elements, >= depth; in bytes a multiple of 16
-  bool after_kernel = false;  // whether a kernel of the same call is the stream's last operation
+  int64_t count_padded = 0;  // rows of the matrix, >= count
+  int64_t depth_padded = 0;  // row pitch in elements, >= depth; in bytes a multiple of 16
 };
 
 //   values  the side's array from its beginning

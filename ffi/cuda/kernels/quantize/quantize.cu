@@ -12,7 +12,6 @@
 
 #include "common/shapes.h"
 #include "cuda/kernels/common/grid.h"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/pack/pack.h"
 #include "cuda/kernels/quantize/chunk.cuh"
@@ -33,7 +32,6 @@ inline constexpr int kAmaxChunks = 8;  // chunks of a thread, all in flight
 template <DType kIn>
 __global__ void __launch_bounds__(kQuantizeThreads)
     FindAmax(const QuantizeArguments q, int64_t length) {
-  StartDependents();
   __shared__ uint32_t shared[32];
   const int64_t start = blockIdx.y * length;
   const int64_t first =
@@ -65,7 +63,6 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 //   group    threads of a row, a power of two from 32 to 1024
 template <DType kIn, DType kOut, int kChunks>
 __global__ void __launch_bounds__(1024) QuantizeRows(const QuantizeArguments q, int group) {
-  StartDependents();
   __shared__ uint32_t shared[32];
   constexpr int kPerChunk = kValues<kIn>;
   const int64_t row = int64_t{blockIdx.x} * (blockDim.x / group) + threadIdx.x / group;
@@ -145,10 +142,8 @@ cudaError_t LaunchRows(const QuantizeProblem& p, const QuantizeArguments& q, cud
   return cudaGetLastError();
 }
 
-//   after_kernel  whether a kernel of the same call is the last operation of the stream
 template <DType kIn, DType kOut>
-cudaError_t LaunchTiles(const QuantizeProblem& p, const QuantizeArguments& q, bool after_kernel,
-                        cudaStream_t stream) {
+cudaError_t LaunchTiles(const QuantizeProblem& p, const QuantizeArguments& q, cudaStream_t stream) {
   const unsigned blocks =
       GridSize(TileCount(p.rows, kTransposeTile) * TileCount(p.columns, kTransposeTile));
   if (q.transposed_scale) {
@@ -156,9 +151,7 @@ cudaError_t LaunchTiles(const QuantizeProblem& p, const QuantizeArguments& q, bo
       QuantizeTiles<kIn, kOut, ScaleTile::kBoth128><<<blocks, kQuantizeThreads, 0, stream>>>(q);
     }
   } else if (p.given_scale || q.found_amax) {
-    KernelLaunch launch({.blocks = blocks, .threads = kQuantizeThreads, .early = after_kernel},
-                        stream);
-    return launch(QuantizeTiles<kIn, kOut, ScaleTile::kKnown>, q);
+    QuantizeTiles<kIn, kOut, ScaleTile::kKnown><<<blocks, kQuantizeThreads, 0, stream>>>(q);
   } else if (p.tile_rows == 1) {
     QuantizeTiles<kIn, kOut, ScaleTile::kRow128><<<blocks, kQuantizeThreads, 0, stream>>>(q);
   } else {
@@ -180,19 +173,16 @@ cudaError_t LaunchAmax(const QuantizeProblem& p, const QuantizeArguments& q, cud
 }
 
 template <DType kIn, DType kOut>
-cudaError_t LaunchAs(const QuantizeProblem& p, const QuantizeArguments& q, bool again,
-                     cudaStream_t stream) {
+cudaError_t LaunchAs(const QuantizeProblem& p, const QuantizeArguments& q, cudaStream_t stream) {
   if (RowsInRegisters(p)) return LaunchRows<kIn, kOut>(p, q, stream);
   cudaError_t status = cudaSuccess;
   if (q.found_amax) status = LaunchAmax<kIn>(p, q, stream);
   if (q.tensor_amax) status = cudaMemsetAsync(q.tensor_amax, 0, sizeof(float), stream);
   if (status != cudaSuccess) return status;
-  return LaunchTiles<kIn, kOut>(p, q, q.found_amax || again, stream);
+  return LaunchTiles<kIn, kOut>(p, q, stream);
 }
 
-//   again  whether the stream's last operation quantised the same array
-cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, bool again,
-                     cudaStream_t stream) {
+cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, cudaStream_t stream) {
   if (IsFloat8(p.in)) {
     return p.in == DType::kE4M3 ? LaunchRows<DType::kE4M3, DType::kS8>(p, q, stream)
                                 : LaunchRows<DType::kE5M2, DType::kS8>(p, q, stream);
@@ -201,7 +191,7 @@ cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, bool 
       p.in, cudaErrorInvalidValue, [&]<DType kIn>() {
         return Visit<DType::kE4M3, DType::kE5M2, DType::kS8>(
             p.out, cudaErrorInvalidValue,
-            [&]<DType kOut>() { return LaunchAs<kIn, kOut>(p, q, again, stream); });
+            [&]<DType kOut>() { return LaunchAs<kIn, kOut>(p, q, stream); });
       });
 }
 
@@ -213,15 +203,13 @@ Status TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaSt
     request.side.dtype = p.out, request.side.free_stride = 1, request.side.depth_stride = p.columns;
     request.lines.count = p.columns, request.lines.depth = p.rows;
     request.out = p.out, request.count_padded = p.columns, request.depth_padded = p.rows;
-    request.after_kernel = true;
     return LaunchPack(request, b.codes, b.codes_transposed, stream);
   }
   QuantizeProblem again = p;
   again.given_scale = true, again.amax = false;
   QuantizeArguments q = MakeQuantizeArguments(again, b);
   q.codes = nullptr;
-  return CudaError(Dispatch(again, q, /*again=*/true, stream),
-                   "quantising for the transposed output");
+  return CudaError(Dispatch(again, q, stream), "quantising for the transposed output");
 }
 
 }  // namespace
@@ -231,7 +219,7 @@ Status LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buf
   JAXFP8_RETURN_IF_ERROR(QuantizeWhyNot(problem));
   if (problem.rows * problem.columns == 0) return {};
   const QuantizeArguments q = MakeQuantizeArguments(problem, buffers);
-  JAXFP8_RETURN_IF_ERROR(CudaError(Dispatch(problem, q, /*again=*/false, stream), "quantizing"));
+  JAXFP8_RETURN_IF_ERROR(CudaError(Dispatch(problem, q, stream), "quantizing"));
   if (!problem.transposed || !RowsInRegisters(problem)) return {};
   return TransposeCodes(problem, buffers, stream);
 }

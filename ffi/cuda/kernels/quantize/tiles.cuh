@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/transpose.cuh"
 #include "cuda/kernels/quantize/chunk.cuh"
 #include "cuda/kernels/quantize/quantize.h"
@@ -246,7 +245,6 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
     ScaleColumns<kIn, kOut>(q, top, column_tile * kTransposeTile, maxima, column_divisors);
   }
   if constexpr (kScaleTile == ScaleTile::kKnown) {
-    WaitForPrevious();  // it may find the amax, or the scales
     if (q.tensor_amax) UpdateAmax(q.tensor_amax, MaxOfBlock<kIn>(q, tile, top + row, c, shared));
     if (threadIdx.x < kTransposeTile && top + threadIdx.x < q.rows) {
       divisors[threadIdx.x] = MakeFloatDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));

@@ -11,7 +11,6 @@
 
 #pragma once
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/quantize/quotient.cuh"
 #include "cuda/kernels/sm80_imma/schedule.h"
@@ -31,6 +30,20 @@ struct RowArguments {
   int64_t pitch = 0;
   float* scale = nullptr;  // [batch, rows]
 };
+
+// Lets the next kernel of the stream start, as far as it does not wait for this one.
+__device__ __forceinline__ void StartDependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for the kernel before, if it let this one start.
+__device__ __forceinline__ void WaitForRows() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 template <DType kType>
 inline constexpr int kWordsOfRun = 8 / kPerWord<kType>;

@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles <= 2 ? 3 : 2)
   for (int i = threadIdx.x; i < 8 * kRowTiles * cta.kSumPitch; i += kThreads) cta.sums[i] = 0;
   const uint32_t largest = CopyWeights<kWeight, kMnMajor>(a, cta);
   FindAmax<kWeight>(cta, largest);
-  WaitForPrevious();  // the rows may be rounded by it
+  WaitForRows();
   Multiply<kWeight>(a, cta);
   SyncCluster();
   StoreTile(a, cta);

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/sm80_imma/activations.cuh"
@@ -44,6 +43,26 @@ int AlignmentOfSide(const Side& side, const void* values) {
   return AlignmentOf(values, {PitchBytes(side), side.batch_stride * SizeOf(side.dtype)});
 }
 
+// A launch with up to two attributes.
+struct Launch {
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attributes[2] = {};
+
+  Launch(dim3 blocks, int shared, cudaStream_t stream) {
+    config.gridDim = blocks;
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  Launch(const Launch&) = delete;
+  cudaLaunchAttribute& Next(cudaLaunchAttributeID id) {
+    cudaLaunchAttribute& next = attributes[config.numAttrs++];
+    next.id = id;
+    return next;
+  }
+};
+
 class ImmaPlan final : public Plan {
  public:
   ImmaPlan(const Problem& problem, const Device& device, bool swapped, size_t workspace)
@@ -58,10 +77,12 @@ class ImmaPlan final : public Plan {
   Status Prepare() {
     const size_t needed = Empty(problem_) ? 0 : ScratchOf(problem_).bytes;
     JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(workspace_, needed));
-    bool hopper = false;
-    cudaError_t status = IsHopperCode(kernel_, hopper);
+    cudaFuncAttributes attributes;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
     if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
-    if (!hopper && schedule_.split > 1) {
+    // The driver may have translated the kernel from PTX of an older architecture.
+    hopper_ = attributes.ptxVersion >= 90;
+    if (!hopper_ && schedule_.split > 1) {
       return "`sm80_imma` splits this product over a cluster, but was not compiled for this GPU; "
              "build the library for its compute capability";
     }
@@ -129,9 +150,9 @@ class ImmaPlan final : public Plan {
       a.row_tiles = {1, std::max<int64_t>(problem_.depth, 1), shared ? 0 : problem_.rows, 1, 0};
     }
     const auto batches = static_cast<unsigned>(shared ? 1 : problem_.batch);
-    const dim3 blocks(static_cast<unsigned>(r.rows), batches);
-    KernelLaunch launch({.blocks = blocks, .threads = kThreads}, stream);
-    return CudaError(launch(RowKernelOf(side.dtype), r), "sm80_imma rows");
+    const Launch launch(dim3(static_cast<unsigned>(r.rows), batches), 0, stream);
+    const cudaError_t status = cudaLaunchKernelEx(&launch.config, RowKernelOf(side.dtype), r);
+    return CudaError(status, "sm80_imma rows");
   }
 
   // after_rows: whether the stream's last kernel is `RoundRows`. The weights are read meanwhile.
@@ -139,13 +160,15 @@ class ImmaPlan final : public Plan {
     const dim3 blocks(static_cast<unsigned>(schedule_.column_tiles),
                       static_cast<unsigned>(schedule_.split),
                       static_cast<unsigned>(problem_.batch));
-    KernelLaunch launch({.blocks = blocks,
-                         .threads = kThreads,
-                         .shared = Shared(),
-                         .cluster = {1, blocks.y, 1},
-                         .early = after_rows},
-                        stream);
-    return CudaError(launch(kernel_, a), "sm80_imma");
+    Launch launch(blocks, Shared(), stream);
+    if (schedule_.split > 1) {
+      launch.Next(cudaLaunchAttributeClusterDimension).val.clusterDim = {1, blocks.y, 1};
+    }
+    if (after_rows && hopper_) {
+      launch.Next(cudaLaunchAttributeProgrammaticStreamSerialization)
+          .val.programmaticStreamSerializationAllowed = 1;
+    }
+    return CudaError(cudaLaunchKernelEx(&launch.config, kernel_, a), "sm80_imma");
   }
 
   Problem problem_;  // the weights are on the right
@@ -154,6 +177,7 @@ class ImmaPlan final : public Plan {
   SplitGrid schedule_;
   int most_shared_;  // of a CTA, in bytes
   KernelFunction kernel_;
+  bool hopper_ = false;  // clusters, and kernels may start before their predecessor ends
 };
 
 Status Make(const Problem& problem, const Device& device, size_t workspace,

@@ -27,7 +27,6 @@ struct EpilogueArguments {
 // elements.
 struct Arguments {
   SplitKSchedule schedule;
-  int32_t early = 0;  // whether a kernel of the same call may still run (common/launch.cuh)
   const int32_t* group_sizes = nullptr;  // null without groups
   int32_t rows = 0, columns = 0, depth = 0;
   int32_t weight_access_bytes = 1;     // widest aligned load: 16, 4 or 1

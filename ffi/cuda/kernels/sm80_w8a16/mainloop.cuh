@@ -33,7 +33,6 @@
 
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/cluster.cuh"
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
 #include "cuda/kernels/sm80_w8a16/batch.cuh"
 #include "cuda/kernels/sm80_w8a16/fine_stage.cuh"
@@ -122,7 +121,6 @@ __global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
-  StartDependents();
   constexpr bool kGated = kLaunch == Launch::kGated;
   constexpr bool kFine = kLaunch == Launch::kFine, kSeveral = kLaunch == Launch::kSeveral;
   constexpr bool kJoint = kSeveral || kFine;
@@ -135,9 +133,6 @@ __global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
   const int32_t number = kGated ? blockIdx.x : blockIdx.x - parts.tiles.first[part];
   const BlockTile tile = kLaunch == Launch::kGroups ? GroupedTileOfBlock(a, number)
                                                     : TileOfBlock(a, number, kTileRows);
-  const int32_t rank = kGated ? blockIdx.y - behind * ranks : blockIdx.y;
-  if (a.early) FetchWeights<kMnMajor>(a, tile, rank, StagesFor(kRowFragments));
-  WaitForPrevious();
   const int split = a.schedule.split, rows_left = tile.end - tile.row;
   const int first = blockIdx.y * kThreads + threadIdx.x;
   const int step = (kGated ? 2 * split : split) * kThreads;
@@ -146,6 +141,7 @@ __global__ void __launch_bounds__(kThreads, CtasPerSm(kRowFragments, kLaunch))
   }
   Accumulators<kRowFragments> scaled_acc = {};
   using D = Decoder<kWeight, WideOf(kActivation)>;
+  const int32_t rank = kGated ? blockIdx.y - behind * ranks : blockIdx.y;
   if constexpr (kFine) {
     AccumulateFine<D, kActivation, kMnMajor>(a, tile, stages, scaled_acc);
   } else {

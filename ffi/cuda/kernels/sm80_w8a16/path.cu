@@ -9,7 +9,6 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/sm80_w8a16/plan.h"
 #include "cuda/kernels/sm80_w8a16/split_k.cuh"
@@ -53,6 +52,15 @@ bool Empty(const Problem& problem) {
   return problem.batch == 0 || problem.rows == 0 || problem.columns == 0;
 }
 
+cudaLaunchConfig_t LaunchOf(dim3 blocks, int threads, size_t shared, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  return config;
+}
+
 template <class AnyPlan>
 Status MakePlan(std::span<const Problem> problems, const Gate& gate, const Device& device,
                 size_t workspace, std::unique_ptr<AnyPlan>& plan) {
@@ -87,8 +95,12 @@ Launch W8A16Plan::LaunchKind() const {
 Status W8A16Plan::Prepare() {
   if (Empty(joint_)) return {};
   kernel_ = KernelOf(joint_, LaunchKind());
-  cudaError_t status = IsHopperCode(kernel_, clusters_);
+  cudaFuncAttributes attributes;
+  cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
   if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
+  // The target of the device's code: the driver may have translated it from PTX of an older
+  // architecture.
+  clusters_ = attributes.ptxVersion >= 90;
   if (gate_ && !clusters_) return "the library has no kernel with a gate for this device";
   status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
   if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
@@ -111,14 +123,11 @@ Status W8A16Plan::Prepare() {
 Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
   JointArguments parts{};
   parts.tiles = tiles_;
-  bool early = given.front().after_kernel && clusters_;
-  for (const Problem& problem : problems_) early = early && !problem.amax;  // cleared by a memset
   for (size_t i = 0; i < problems_.size(); ++i) {
     const Buffers buffers = swapped_[i] ? Swapped(given[i]) : given[i];
     JAXFP8_RETURN_IF_ERROR(ClearAmax(problems_[i], buffers, stream));
     parts.of[i] = ArgumentsFor(problems_[i], buffers);
     parts.of[i].schedule = PartSchedule(problems_[i], schedule_);
-    parts.of[i].early = early;
     parts.of[i].partials = static_cast<float*>(buffers.workspace);
     if (gate_) parts.of[i].epilogue.rounded = gate_.rounded[i];
   }
@@ -135,30 +144,38 @@ Status W8A16Plan::CountClusters(Capacity& capacity) const {
   for (int split = 2; split <= kMaxSplit; ++split) {
     capacity.tiles[split] = 0;
     if (InCluster() * split > kMaxSplit) continue;
-    const KernelLaunch launch(ShapeOf(InCluster() * split * OuterBatch(joint_), split), nullptr);
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config =
+        LaunchOfClusters(InCluster() * split * OuterBatch(joint_), split, nullptr, attribute);
     int clusters = 0;
-    const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel_, &launch.config());
+    const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config);
     if (status != cudaSuccess) return CudaError(status, "cudaOccupancyMaxActiveClusters");
     capacity.tiles[split] = InCluster() * clusters;
   }
   return {};
 }
 
-LaunchShape W8A16Plan::ShapeOf(int64_t tiles, int split) const {
+// attribute: belongs to the launch and must live as long
+cudaLaunchConfig_t W8A16Plan::LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
+                                               cudaLaunchAttribute& attribute) const {
   const auto outer = static_cast<unsigned>(OuterBatch(joint_));
   const auto products = static_cast<unsigned>(InCluster());
   const dim3 blocks(static_cast<unsigned>(tiles) / outer / products,
                     static_cast<unsigned>(split) * products, outer);
-  return {.blocks = blocks,
-          .threads = kThreads,
-          .shared = Shared(),
-          .cluster = {1, clusters_ ? blocks.y : 1, 1}};
+  cudaLaunchConfig_t config = LaunchOf(blocks, kThreads, Shared(), stream);
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = 1, attribute.val.clusterDim.y = blocks.y;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = clusters_ && blocks.y > 1 ? 1 : 0;
+  return config;
 }
 
 Status W8A16Plan::LaunchMainloop(const JointArguments& parts, cudaStream_t stream) const {
-  LaunchShape shape = ShapeOf(schedule_.output_tiles, schedule_.split);
-  shape.early = parts.of[0].early;
-  return CudaError(KernelLaunch(shape, stream)(kernel_, parts), "sm80_w8a16");
+  cudaLaunchAttribute attribute = {};
+  const cudaLaunchConfig_t config =
+      LaunchOfClusters(schedule_.output_tiles, schedule_.split, stream, attribute);
+  return CudaError(cudaLaunchKernelEx(&config, kernel_, parts), "sm80_w8a16");
 }
 
 Status W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t stream) const {
@@ -166,9 +183,11 @@ Status W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t stream) 
   const int quads = std::min(arguments.rows, tile_rows) * kTileColumns / 4;
   const auto blocks = static_cast<unsigned>((quads + kReduceThreads - 1) / kReduceThreads);
   const auto outer = static_cast<unsigned>(OuterBatch(joint_));
-  const dim3 grid(static_cast<unsigned>(schedule_.output_tiles) / outer, blocks, outer);
-  KernelLaunch launch({.blocks = grid, .threads = kReduceThreads}, stream);
-  return CudaError(launch(ReducePartials, arguments, tile_rows), "sm80_w8a16 reduce");
+  const cudaLaunchConfig_t config =
+      LaunchOf(dim3(static_cast<unsigned>(schedule_.output_tiles) / outer, blocks, outer),
+               kReduceThreads, 0, stream);
+  return CudaError(cudaLaunchKernelEx(&config, ReducePartials, arguments, tile_rows),
+                   "sm80_w8a16 reduce");
 }
 
 Status PlanJoint(std::span<const Problem> problems, const Gate& gate, const Device& device,

@@ -75,23 +75,6 @@ __device__ __forceinline__ void CopyChunk(uint32_t to, const uint8_t* from, int 
   CopyAsync8(to, from, count);
 }
 
-// Has L2 fetch the first tiles of weights of a CTA, while the kernel in front of this one ends. A
-// thread fetches one row of each.
-template <bool kMnMajor>
-__device__ __forceinline__ void FetchWeights(const Arguments& a, const BlockTile& tile,
-                                             int32_t depth_tile, int tiles) {
-  const int32_t row = static_cast<int32_t>(threadIdx.x);
-  const int32_t column = tile.column_tile * kTileColumns + (kMnMajor ? 0 : row);
-  const uint8_t* weights = a.weights + tile.batch * a.weight_batch + PastWeights(a);
-#pragma unroll 1
-  for (int i = 0; i < tiles; ++i, depth_tile += a.schedule.split) {
-    const int32_t depth = depth_tile * kTileDepth + (kMnMajor ? row : 0);
-    if (column >= a.columns || depth >= a.depth) return;
-    FetchToL2(weights +
-              (kMnMajor ? depth * a.weight_pitch + column : column * a.weight_pitch + depth));
-  }
-}
-
 // The addresses of a thread's copies. They are advanced from tile to tile along K: with few rows,
 // computing them anew would cost as much as the arithmetic.
 //   kMnMajor       weights are [K, N]; else [N, K]

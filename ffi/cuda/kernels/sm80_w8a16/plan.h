@@ -15,10 +15,6 @@
 #include "cuda/path.h"
 #include "cuda/problem.h"
 
-namespace jaxfp8::cuda {
-struct LaunchShape;  // common/launch.cuh
-}
-
 namespace jaxfp8::cuda::w8a16 {
 
 class W8A16Plan final : public Plan {
@@ -43,7 +39,8 @@ class W8A16Plan final : public Plan {
   Launch LaunchKind() const;
   // The products whose CTAs share a cluster.
   int InCluster() const { return gate_ ? 2 : 1; }
-  LaunchShape ShapeOf(int64_t tiles, int split) const;
+  cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
+                                      cudaLaunchAttribute& attribute) const;
   Status LaunchMainloop(const JointArguments& parts, cudaStream_t stream) const;
   Status LaunchReduce(const Arguments& arguments, cudaStream_t stream) const;
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/pack/pack.h"
@@ -183,14 +182,16 @@ Status HopperPlan::Launch(const Buffers& buffers, cudaStream_t stream) const {
   JAXFP8_RETURN_IF_ERROR(Map(operands_.rhs, buffers.rhs, buffers,
                              tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs));
   if (arguments.stores_boxes) JAXFP8_RETURN_IF_ERROR(MapOutput(arguments, out));
-  const bool prepared =
-      operands_.lhs.copied || operands_.rhs.copied || operands_.lhs.summed || operands_.rhs.summed;
-  LaunchShape shape = {.blocks = static_cast<unsigned>(ctas_),
-                       .threads = kernel_.threads,
-                       .shared = kernel_.shared_bytes,
-                       .early = prepared};
-  if (pair != Pair::kNone) shape.cluster.x = 2;
-  return CudaError(KernelLaunch(shape, stream)(kernel_.function, arguments, lhs, rhs, out),
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(ctas_));
+  config.blockDim = dim3(static_cast<unsigned>(kernel_.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(kernel_.shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = pair == Pair::kNone ? 0 : 1;
+  return CudaError(cudaLaunchKernelEx(&config, kernel_.function, arguments, lhs, rhs, out),
                    "sm90_gemm");
 }
 

@@ -23,7 +23,6 @@
 #include <iterator>
 #include <utility>
 
-#include "cuda/kernels/common/launch.cuh"
 #include "cuda/kernels/sm90_gemm/kernels.h"
 #include "cuda/kernels/sm90_gemm/load.cuh"
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
@@ -87,7 +86,6 @@ __global__ void __launch_bounds__(GemmLayout<kRows, kColumns, kScaling>::kThread
   const uint32_t ctas = CtasInCluster(), rank = CtaInCluster();
   InitBarriers<L>(shared, ctas);
   SynchronizeCluster();
-  WaitForPrevious();  // it may copy an operand, or sum its lines
   const Parts<false> parts(a.schedule, static_cast<int32_t>(blockIdx.x / ctas),
                            static_cast<int32_t>(gridDim.x / ctas));
   constexpr bool kMovesRegisters = L::kConsumerWarpgroups == 2;
