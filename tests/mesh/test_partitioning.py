@@ -289,6 +289,7 @@ TRAINING = {
 }
 
 
+@pytest.mark.same_bits  # XLA encodes the short rows of shards
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
 @pytest.mark.parametrize(("lhs", "rhs"), TRAINING.values(), ids=TRAINING)
 def test_training_gathers_nothing(granularity, lhs, rhs) -> None:

@@ -199,8 +199,9 @@ def test_a_kind_that_lost_beside_amx_stays_as_written(
         product(64, 384, 768, F32, INT8, 128),
         product(256, 6144, 768, F32, INT8, 128),
         product(256, 384, 768, BF16, INT8, 128),
+        product(256, 384, 768, F32, INT8),
     ],
-    ids=["fewer rows", "more columns", "bfloat16"],
+    ids=["fewer rows", "more columns", "bfloat16", "a scale per channel"],
 )
 @pytest.mark.parametrize("dtype", [F32, F16], ids=["float32", "float16"])
 def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
