@@ -44,8 +44,12 @@ def exchanged(model, factor=ALL, mesh=None, method=None):
 
     def run(variables, x):
         specs = dict.fromkeys(variables, P())
-        names = variables["params"]
-        specs["params"] = {name: P("x") if name in ("up", "down") else P() for name in names}
+        own = lambda leaf: P("x") if leaf.shape[:1] == (model.num_experts,) else P()  # noqa: E731
+        params = variables["params"]
+        specs["params"] = {
+            name: jax.tree.map(own, held) if name in ("up", "down") else P()
+            for name, held in params.items()
+        }
         local = functools.partial(model.apply, method=method)
         split = {"in_specs": (specs, P("x")), "out_specs": P("x")}
         return jax.shard_map(local, mesh=mesh or auto_mesh(), **split)(variables, x)
@@ -110,7 +114,7 @@ def test_one_device_exchanges_with_itself():
 
 
 @pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
-@pytest.mark.parametrize("recipe", [jaxfp8.FP8_W8A16, *TOKEN_RECIPES], ids=named)
+@pytest.mark.parametrize("recipe", [jaxfp8.FP8_W8A16, jaxfp8.FP8_STATIC, *TOKEN_RECIPES], ids=named)
 def test_values_in_8_bits_are_those_of_one_device(recipe):
     floats, variables, _ = linen_layer(MIXTRAL)
     model, x = floats.copy(recipe=recipe), tokens(16)
@@ -249,12 +253,12 @@ def test_nnx_exchanges_and_counts_too():
 @pytest.mark.parametrize(
     ("axis_name", "factor", "reason"),
     [
-        ("x", 0, "is 0, but a number above 0 is needed; .*or None to gather"),
-        ("x", -1.5, r"is -1\.5, but a number above 0"),
-        ("x", float("nan"), "is nan, but a number above 0"),
-        ("x", float("inf"), "is inf, but a number above 0"),
-        ("x", True, "is True, but a number above 0"),
-        ("x", "2", "is '2', but a number above 0"),
+        ("x", 0, "is 0, but a finite number above 0 is needed; .*or None to gather"),
+        ("x", -1.5, r"is -1\.5, but a finite number above 0"),
+        ("x", float("nan"), "is nan, but a finite number above 0"),
+        ("x", float("inf"), "is inf, but a finite number above 0"),
+        ("x", True, "is True, but a finite number above 0"),
+        ("x", "2", "is '2', but a finite number above 0"),
         (None, 1.5, r"is 1\.5, but devices exchange rows along a mesh axis; give `axis_name`"),
     ],
 )

@@ -21,7 +21,8 @@ struct QuantizeProblem {
   DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
   bool given_scale = false;  // the scale is an input; 0 counts as 1
   bool transposed = false;   // the codes also as [columns, rows]
-  // These have computed scales of their own, for tiles of the transposed matrix; a GPU only.
+  // The transposed codes have computed scales of their own, for tiles of the transposed matrix; a
+  // GPU only.
   bool transposed_scale = false;
   bool amax = false;          // the largest finite |x| of each tile is a result
   bool power_of_two = false;  // a computed scale is rounded up to a power of two

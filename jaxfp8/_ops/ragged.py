@@ -102,8 +102,9 @@ def ragged_dot(
       residual: broadcasts over the output; not with `gated`.
       activation: as in `dot_general`.
       gated: whether the columns are those of a gate, then those that it multiplies.
-      row_weights: [M] or [G, M], such as the weights of a router. In rows of no group one that is
-        not finite gives NaN, or 0 where it is a scale of the rows.
+      row_weights: [M] or [G, M], such as the weights of a router. Right behind the
+        sums they are multiplied with a scale of the rows first, in float32. In rows of no group one
+        that is not finite gives NaN, or 0 where it is a scale of the rows.
       out_scale, return_amax: as in `dot_general`.
 
     Both operands may be any of `dot_general`'s, except a `PreparedArray`.

@@ -138,7 +138,10 @@ def mixture(
     """
     width, top_k = x.shape[-1], routed.experts.shape[-1]
     rows, chosen = x.reshape(-1, width), routed.experts.reshape(-1, top_k)
-    weights, own = routed.weights.reshape(-1, top_k), here(experts, spread.axis_name)
+    weights, own = (
+        routed.weights.reshape(-1, top_k),
+        here(spread.operation, experts, spread.axis_name),
+    )
     if spread.axis_name is None:
         y = _sum(weights, _computed(rows, chosen, own, network))
     elif spread.capacity_factor is None:
@@ -184,7 +187,7 @@ class Spread:
             return
         is_number = isinstance(factor, Real) and not isinstance(factor, bool)
         if not is_number or not 0 < factor < math.inf:
-            needs = "a number above 0 is needed"
+            needs = "a finite number above 0 is needed"
             self._refuse(needs, "give a multiple of the even share, such as 1.5, or None to gather")
         if self.axis_name is None:
             needs = "devices exchange rows along a mesh axis"
@@ -242,7 +245,7 @@ class Spread:
         if self.capacity_factor is None:
             return jnp.zeros((), jnp.int32)
         chosen = chosen.reshape(-1, chosen.shape[-1])
-        sources, slots = self.slots(chosen, here(experts, self.axis_name))
+        sources, slots = self.slots(chosen, here(self.operation, experts, self.axis_name))
         return (slots == sources.size).sum(dtype=jnp.int32)
 
 
@@ -274,7 +277,7 @@ def _send_back(spread: Spread, _: None, dy: jax.Array) -> tuple[jax.Array]:
 _in_8_bits.defvjp(_send, _send_back)
 
 
-def here(experts: int, axis_name: str | None) -> int:
+def here(operation: str, experts: int, axis_name: str | None) -> int:
     """Number of experts on this device.
 
     Raises:
@@ -286,7 +289,7 @@ def here(experts: int, axis_name: str | None) -> int:
     if experts % devices:
         needs = f"a multiple of the {devices} devices of axis `{axis_name}` is needed"
         remedy = "split experts over another axis, or keep all of them on each device"
-        raise ValueError(message("jaxfp8.MoE", "`num_experts`", f"is {experts}", needs, remedy))
+        raise ValueError(message(operation, "`num_experts`", f"is {experts}", needs, remedy))
     return experts // devices
 
 

@@ -93,9 +93,9 @@ def _by_own_amax(
     if ours == theirs:
         return _layouts(encode(x, how.dtype, None, split, ours, is_power), ours, summed)
     if both and split is not None:
-        tiles, transposed = (ours, theirs) if x.ndim - 1 in summed[0] else (theirs, ours)
-        encoded = encode(x, how.dtype, None, split, tiles, is_power, transposed)
-        return _layouts(encoded, tiles, summed, transposed)
+        plain, turned = (ours, theirs) if x.ndim - 1 in summed[0] else (theirs, ours)
+        encoded = encode(x, how.dtype, None, split, plain, is_power, turned)
+        return _layouts(encoded, plain, summed, turned)
 
     def along(axes: Shape, tiles: Shape) -> Codes:
         """Codes with the summed axes last: what shares a scale is contiguous."""

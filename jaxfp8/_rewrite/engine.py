@@ -210,8 +210,8 @@ def rewrite(
     Args:
       fun: any function of pytrees of arrays, jitted or not. As with `jax.jit`, it is traced once
         for each combination of shapes, dtypes and values of arguments that are not arrays.
-      strict: raise if a dot whose operand is or was 8-bit data is not rewritten, also one for
-        which XLA's program is faster.
+      strict: raise if a dot of 8-bit or dequantised data stays as written, also where XLA's
+        program is faster.
       compute: None multiplies 8-bit data as it is stored. "int8" rounds FP8 and float operands of
         captured dots once more, as by `compute` of `jaxfp8.dot_general`; products of the backward
         pass are not. `explain` says what that costs.

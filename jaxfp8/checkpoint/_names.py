@@ -28,8 +28,8 @@ class Kind(NamedTuple):
       role: what the tensor is to its weight.
       weight: the last part of the weight's name; None if the weight is named as the module.
       writer: the program that spells it so; "" for several.
-      certain: whether the name has no other meaning. If it has, the tensor is an array of its own,
-        unless the weight is in 8 bits and has no other tensor of this role.
+      certain: whether the name has this meaning alone. A tensor of an uncertain name counts if the
+        weight is in 8 bits and has no other tensor of this role; else it is an array of its own.
       decode: the reader of its values, as `_decode` names it.
     """
 

@@ -24,7 +24,7 @@ LAYERS, WIDTH, HEADS, HIDDEN = 32, 64, 4, 128
 
 # A trace is work of Python's alone, counted in calls of functions. With jax 0.10.0 it was 2.64 of
 # the plain one's, and 2.72 on CPUs with rows in `slower.ROWS`; in seconds about as much.
-MOST_OF_TRACE = 2.75
+MOST_OF_TRACE = 2.9
 # A call takes seconds: 1.3 to 1.9 times those of the plain one, with 500 arrays.
 MOST_OF_CALL = 3
 TURNS = 20

@@ -75,14 +75,24 @@ def both(dtype: Any, group: int, rows: int = 4096) -> Case:
 
 
 SLOW = {
-    "FP8 by pieces": ("cublaslt_fp8", both(E4M3, 32, 32), "each tile of 32 along", "constant along"),
+    "FP8 by pieces": (
+        "cublaslt_fp8",
+        both(E4M3, 32, 32),
+        "each tile of 32 along",
+        "constant along",
+    ),
     "weights by pieces": (
         "cublaslt_wide",
         weight(8, group=64),
         "each tile of 64 along",
         "constant along",
     ),
-    "int8 by pieces": ("cublaslt_int8", both(INT8, 128, 32), "each tile of 128 along", "constant along"),
+    "int8 by pieces": (
+        "cublaslt_int8",
+        both(INT8, 128, 32),
+        "each tile of 128 along",
+        "constant along",
+    ),
     "float32": ("general", weight(8, x=F32), "no tensor cores", "to bfloat16"),
     "fine groups": ("general", weight(8, group=16), "no tensor cores", "constant along"),
     "many rows": ("sm80_w8a16", zero_points(257), "these are 257", "leave it"),

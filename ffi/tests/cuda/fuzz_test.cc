@@ -133,13 +133,20 @@ class Fuzz {
     problem.out = wilder_.Pick<DType>({DType::kE4M3, DType::kS8, DType::kS8});
     problem.given_scale = wilder_.Below(2), problem.amax = wilder_.Below(2);
     problem.transposed = wilder_.Below(4) == 0, problem.transposed_scale = wilder_.Below(8) == 0;
+    if (wilder_.Below(8) == 0) {  // the form with scales of both layouts
+      problem.in = DType::kBF16, problem.out = DType::kE4M3;
+      problem.tile_rows = 1, problem.tile_columns = 128;
+      problem.given_scale = problem.amax = false;
+      problem.transposed = problem.transposed_scale = true;
+    }
     if (!QuantizeWhyNot(problem).ok()) return;
-    ++quantized_, rounded_again_ += IsFloat8(problem.in);
+    ++quantized_, rounded_again_ += IsFloat8(problem.in), turned_ += problem.transposed_scale;
     Expect(QuantizeWorkspace(problem) <= size_t{1} << 20, "quantizing asks for too much scratch");
   }
 
   int Report() {
-    Expect(accepted_ > 100 && planned_ > 100 && run_ > 100 && quantized_ > 10 && rounded_again_ > 3,
+    Expect(accepted_ > 100 && planned_ > 100 && run_ > 100 && quantized_ > 10 &&
+               rounded_again_ > 3 && turned_ > 3,
            "hardly anything is accepted");
     std::printf(
         "  fuzz: %d specs accepted, %d planned, %d run, %d quantizers, %d of FP8, %d failures\n",
@@ -211,7 +218,7 @@ class Fuzz {
   Wilder wilder_;
   Drawer drawer_;
   size_t bytes_ = 0;
-  int accepted_ = 0, planned_ = 0, run_ = 0, quantized_ = 0, rounded_again_ = 0;
+  int accepted_ = 0, planned_ = 0, run_ = 0, quantized_ = 0, rounded_again_ = 0, turned_ = 0;
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 """The epilogue of a ragged dot by XLA, behind its sums.
 
 It is the definition. It also serves wherever the library has no epilogue in groups: on meshes, for
-gates, and where no kernel takes the groups. Weights of rows right
-behind the sums are a scale of the rows, and need no epilogue.
+gates, and where no kernel takes the groups. Weights of rows right behind the sums are a scale of
+the rows, and need no epilogue.
 
     z = sum + residual + bias of its group
     y = activation(z), or activation(z[:, :N / 2]) * z[:, N / 2:] if gated;  times the row's weight

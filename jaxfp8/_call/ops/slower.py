@@ -358,8 +358,8 @@ ROWS = (
             and p.rows > _MANY
             and p.stored <= 9 << 18
         ),
-        does="multiplies in float32, as XLA does, and {p.stored} values save less",
-        remedy=f"convert the activations to bfloat16, or {_LEAVE}",
+        does="multiplies in float32, as XLA does, and scales or shifts parts of K",
+        remedy=f"{_CONSTANT_SCALES}; or convert the activations to bfloat16",
         seen="Zen 4: 0.75x and 0.79x (256 x 768 x 3072, int8), 0.84x (8192 x 384 x 384, MX), 11 of "
         "18 below 1.00x and one above 1.18x; scales per channel or tensor 0.94x to 1.30x; 1.25x to "
         "2.1x with 48 and 64 rows, 1.85x and more with 100 rows of larger weights; bfloat16 with "
