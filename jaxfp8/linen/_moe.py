@@ -228,7 +228,7 @@ class MoE(nn.Module):
 
     def _grouped(self, name: str, features: int) -> nn.Module:
         settings = self._of_layers("use_bias", "recipe", "ragged_dot_cls")
-        count = experts.here(self.num_experts, self.axis_name)
+        count = experts.here(_OPERATION, self.num_experts, self.axis_name)
         init = self.experts_init
         return GroupedDense(count, features, kernel_init=init, name=name, **settings)
 
