@@ -122,14 +122,14 @@ def test_products_of_one_input_may_share_a_launch_and_stay_calls(
     assert len(jaxfp8.explain(both, target=HOPPER)(x, weight, weight).matched) == 2
 
 
-def in_integers(rows: int, is_kn: bool = False) -> Case:
+def in_integers(rows: int, is_kn: bool = False, size: int = 2048) -> Case:
     """int8 by int8, summed in int32 and scaled behind the product."""
 
     def fun(x: Any, w: Any, scale: Any) -> Any:
         axes = (((1,), (0 if is_kn else 1,)), ((), ()))
         return jax.lax.dot_general(x, w, axes, preferred_element_type=jnp.int32) * scale
 
-    return fun, (array((rows, 2048), INT8), array((2048, 2048), INT8), array((1, 2048), F32))
+    return fun, (array((rows, size), INT8), array((size, size), INT8), array((1, size), F32))
 
 
 WITH_AMX: dict[str, tuple[str, Case, Case]] = {
@@ -213,6 +213,41 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
     (site,) = jaxfp8.explain(fun, target=CPU)(*args).missed
     assert "in float32, as XLA does, and scales or shifts parts" in site.reason
     assert count(jaxfp8.rewrite(fun, target=CPU), *args) == 0
+    assert len(jaxfp8.explain(kept[0], target=CPU)(*kept[1]).matched) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "lost", "kept"),
+    [
+        (
+            "avx512_vbmi",
+            product(1, 384, 1536, F32, INT8, 128),
+            product(2, 384, 1536, F32, INT8, 64),
+        ),
+        ("avx512_vbmi", product(1, 384, 1536, F16, INT8, 64), product(1, 384, 1536, F16, E4M3, 64)),
+        (
+            "avx512_bf16",
+            product(1, 384, 1536, BF16, INT8, 64),
+            product(1, 384, 768, BF16, INT8, 128),
+        ),
+        (
+            "avx512_bf16",
+            product(1, 2048, 2048, BF16, INT8, 32),
+            product(1, 2048, 4096, BF16, INT8, 32),
+        ),
+        ("avx512_vnni", in_integers(16, size=384), in_integers(8, size=384)),
+        ("avx512_vnni", in_integers(16, size=384), in_integers(16, size=1024)),
+    ],
+    ids=["two rows", "e4m3", "tiles of 128", "a larger weight", "few integers", "larger integers"],
+)
+def test_a_kind_that_lost_with_avx512_stays_as_written(
+    path: str, lost: Case, kept: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"other": "it cannot", path: ""})
+    monkeypatch.setattr(ffi, "cpu_features", lambda: AMX.removesuffix(" amx"))
+    (site,) = jaxfp8.explain(lost[0], target=CPU)(*lost[1]).missed
+    assert re.match(rf"XLA's program is faster on this CPU: .*`{path}`", site.reason)
+    assert count(jaxfp8.rewrite(lost[0], target=CPU), *lost[1]) == 0
     assert len(jaxfp8.explain(kept[0], target=CPU)(*kept[1]).matched) == 1
 
 
