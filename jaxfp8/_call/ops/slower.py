@@ -10,20 +10,19 @@ AMD Zen 4 with two seeds, jax 0.10.0.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfp8._call.gpu import asked, xla_products
 from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.ops import lowering, routes
+from jaxfp8._call.ops.compared_product import MANY, Product
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
+from jaxfp8._value.spec import ScaledDotSpec
 
 # How a reason begins.
 FASTER = "XLA's program is faster"
 _HOPPER, _BLACKWELL = xla_products.MEASURED_ON, 100
-_MANY = 64  # With more rows, XLA multiplies bfloat16 by AMX soon enough to pay for decoding.
 _SOME = 16  # Programs of one row win; none between was measured.
 _LEAVE = "leave it to XLA here"
 _TO_BFLOAT16 = f"convert the float32 operand to bfloat16, or {_LEAVE}"
@@ -44,88 +43,6 @@ class Slower(NamedTuple):
     remedy: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Product:
-    """What the table asks of a product.
-
-    Attributes:
-      form: the problem, on a GPU in the form of its kernels.
-      path: the kernel.
-      in_integers: whether XLA's program multiplies integers, rather than floats made of them.
-      shares_input: whether other products have the same floats.
-    """
-
-    form: ScaledDotSpec
-    path: str
-    in_integers: bool = False
-    shares_input: bool = False
-
-    @property
-    def sides(self) -> tuple[OperandSpec, OperandSpec]:
-        return self.form.lhs, self.form.rhs
-
-    @property
-    def codes(self) -> list[OperandSpec]:
-        """The 8-bit sides."""
-        return [side for side in self.sides if dtypes.is_eight_bit(side.dtype)]
-
-    @property
-    def wide(self) -> str:
-        """The dtype beside 8-bit codes; "" for codes on both sides."""
-        return next((s.dtype for s in self.sides if not dtypes.is_eight_bit(s.dtype)), "")
-
-    @property
-    def lines(self) -> list[int]:
-        """Rows and columns. Rows are the wide side, else the side with fewer lines."""
-        wide = [not dtypes.is_eight_bit(side.dtype) for side in self.sides]
-        counts = [asked.lines(side) for side in self.sides]
-        return counts[::-1] if wide[1] or (not wide[0] and counts[1] < counts[0]) else counts
-
-    @property
-    def rows(self) -> int:
-        return self.lines[0]
-
-    @property
-    def stored(self) -> int:
-        """The values of the larger 8-bit side."""
-        return max(math.prod(side.shape) for side in self.codes)
-
-    @property
-    def batches(self) -> int:
-        return math.prod(self.form.lhs.sizes(self.form.lhs.batch))
-
-    @property
-    def shifted(self) -> bool:
-        return any(side.zero_point for side in self.codes)
-
-    @property
-    def tile(self) -> int:
-        """The least number of contracted values with one scale; 0 if all have one."""
-        return min(map(_tile, filter(_varies, self.sides)), default=0)
-
-    @property
-    def tile_of_floats(self) -> int:
-        """The same without scales that are exponents."""
-        sides = (side for side in self.sides if not side.scale_exponents)
-        return min(map(_tile, filter(_varies, sides)), default=0)
-
-    @property
-    def with_exponents(self) -> int:
-        """How many sides have exponents for scales."""
-        return sum(side.scale_exponents for side in self.sides)
-
-    @property
-    def may_join(self) -> bool:
-        """Whether the product may share a launch, at less than the cost of a call of its own."""
-        return self.shares_input and self.path == asked.WEIGHT_ONLY and self.rows <= _MANY
-
-    @property
-    def in_lines(self) -> bool:
-        """Whether the contracted axis of the side with more lines is its last, as in [N, K]."""
-        weight = max(reversed(self.sides), key=asked.lines)
-        return len(weight.shape) - 1 in weight.contracting
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
     """Products that XLA computes sooner.
@@ -140,13 +57,13 @@ class Row:
     """
 
     on: str
-    about: Callable[[_Product], bool]
+    about: Callable[[Product], bool]
     does: str
     remedy: str = _LEAVE
     seen: str
 
 
-def _is_fine(p: _Product) -> bool:
+def _is_fine(p: Product) -> bool:
     """Whether scales or zero points make XLA's program more than one kernel."""
     return p.tile > 0 or p.shifted
 
@@ -293,7 +210,7 @@ ROWS = (
     ),
     Row(
         on="amx",
-        about=lambda p: p.wide == "bfloat16" and p.shifted and p.rows > _MANY,
+        about=lambda p: p.wide == "bfloat16" and p.shifted and p.rows > MANY,
         does="multiplies in float32",
         remedy=f"use symmetric codes, or {_LEAVE}",
         seen="Xeon: 0.40x to 0.63x from 128 rows on; 1.01x to 1.62x with 48 and 64 rows",
@@ -303,7 +220,7 @@ ROWS = (
         about=lambda p: (
             p.wide == "float16"
             and p.shifted
-            and _MANY < p.rows <= 512
+            and MANY < p.rows <= 512
             and p.batches == 1
             and p.stored <= 5 << 19
         ),
@@ -313,7 +230,7 @@ ROWS = (
     ),
     Row(
         on="amx",
-        about=lambda p: bool(p.wide) and 0 < p.tile <= 32 and p.rows > _MANY,
+        about=lambda p: bool(p.wide) and 0 < p.tile <= 32 and p.rows > MANY,
         does=_FINE,
         remedy=_CONSTANT_SCALES,
         seen="Xeon: 0.46x and 0.90x (1024 rows), 0.78x (256) and 0.61x (100) by MX weights; groups "
@@ -340,7 +257,7 @@ ROWS = (
             p.path == "amx_bf16"
             and p.batches == 1
             and p.tile == 0
-            and p.rows > _MANY
+            and p.rows > MANY
             and p.stored <= (5 << 19 if _is_int8(p) else 9 << 16)
         ),
         does=_SMALL,
@@ -355,7 +272,7 @@ ROWS = (
             and p.wide in ("float32", "float16")
             and p.batches == 1
             and _is_fine(p)
-            and p.rows > _MANY
+            and p.rows > MANY
             and p.stored <= 9 << 18
         ),
         does="multiplies in float32, as XLA does, and scales or shifts parts of K",
@@ -419,7 +336,7 @@ def than_xla(
     if not path:
         return None
     form = lowering.as_gpus_read_it(spec) if platform == "cuda" else spec
-    product = _Product(form, path, in_integers, shares_input)
+    product = Product(form, path, in_integers, shares_input)
     row = next((row for row in ROWS if row.on in machines and row.about(product)), None)
     return None if row is None else Slower(_reason(row, product, platform), row.remedy)
 
@@ -434,7 +351,7 @@ def only_saves_memory(spec: ScaledDotSpec, platform: str) -> str:
         return f"{slower.reason}: {_MEMORY} alone"
     if routes.kernel_for(spec, platform) != xla_products.NAME:
         return ""
-    is_small = _Product(spec, xla_products.NAME).stored <= _NO_GAIN
+    is_small = Product(spec, xla_products.NAME).stored <= _NO_GAIN
     return f"so small that XLA multiplies it: {_MEMORY} and hardly time" if is_small else ""
 
 
@@ -450,19 +367,11 @@ def _machines(platform: str) -> set[str]:
     return {"cuda", *(kind for kind, is_own in kinds.items() if is_own)}
 
 
-def _reason(row: Row, product: _Product, platform: str) -> str:
+def _reason(row: Row, product: Product, platform: str) -> str:
     where, does = "CPU" if platform == "cpu" else "GPU", row.does.format(p=product)
     kernel = "it" if product.path == xla_products.NAME else f"the kernel for it, `{product.path}`,"
     return f"{FASTER} on this {where}: {kernel} {does}"
 
 
-def _is_int8(p: _Product) -> bool:
+def _is_int8(p: Product) -> bool:
     return all(dtypes.is_int8(side.dtype) for side in p.codes)
-
-
-def _varies(side: OperandSpec) -> bool:
-    return (side.scale or side.zero_point) and side.scale_varies
-
-
-def _tile(side: OperandSpec) -> int:
-    return math.prod(side.tiles[axis] for axis in side.contracting)
