@@ -138,10 +138,7 @@ def mixture(
     """
     width, top_k = x.shape[-1], routed.experts.shape[-1]
     rows, chosen = x.reshape(-1, width), routed.experts.reshape(-1, top_k)
-    weights, own = (
-        routed.weights.reshape(-1, top_k),
-        here(spread.operation, experts, spread.axis_name),
-    )
+    weights, own = routed.weights.reshape(-1, top_k), spread.own(experts)
     if spread.axis_name is None:
         y = _sum(weights, _computed(rows, chosen, own, network))
     elif spread.capacity_factor is None:
@@ -154,7 +151,7 @@ def mixture(
         )
     else:
         sources, slots = spread.slots(chosen, own)
-        numbers = (chosen % own).reshape(-1).at[sources].get(mode="fill", fill_value=own)
+        numbers = (chosen % own).reshape(-1).at[sources].get(mode=_FILL, fill_value=own)
         rows = spread.send_tokens(_taken(top_k, _FILL, rows, sources, slots))
         y = _computed(rows, spread.send(numbers)[:, None], own, network)[:, 0]
         y = _taken(1, _FILL, spread.give_back(y), slots, sources)
@@ -196,6 +193,22 @@ class Spread:
     def _refuse(self, needs: str, remedy: str) -> None:
         got = f"is {shown(self.capacity_factor)}"
         raise ValueError(message(self.operation, "`capacity_factor`", got, needs, remedy))
+
+    def own(self, experts: int) -> int:
+        """Number of experts on this device.
+
+        Raises:
+          ValueError: the devices cannot have the same number.
+        """
+        if self.axis_name is None:
+            return experts
+        devices = jax.lax.axis_size(self.axis_name)
+        if experts % devices:
+            needs = f"a multiple of the {devices} devices of axis `{self.axis_name}` is needed"
+            remedy = "split experts over another axis, or keep all of them on each device"
+            got = f"is {experts}"
+            raise ValueError(message(self.operation, "`num_experts`", got, needs, remedy))
+        return experts // devices
 
     def send(self, x: jax.Array) -> jax.Array:
         """The leading axis of all devices, or the parts of it that are for this one."""
@@ -245,7 +258,7 @@ class Spread:
         if self.capacity_factor is None:
             return jnp.zeros((), jnp.int32)
         chosen = chosen.reshape(-1, chosen.shape[-1])
-        sources, slots = self.slots(chosen, here(self.operation, experts, self.axis_name))
+        sources, slots = self.slots(chosen, self.own(experts))
         return (slots == sources.size).sum(dtype=jnp.int32)
 
 
@@ -275,22 +288,6 @@ def _send_back(spread: Spread, _: None, dy: jax.Array) -> tuple[jax.Array]:
 
 
 _in_8_bits.defvjp(_send, _send_back)
-
-
-def here(operation: str, experts: int, axis_name: str | None) -> int:
-    """Number of experts on this device.
-
-    Raises:
-      ValueError: the devices cannot have the same number.
-    """
-    if axis_name is None:
-        return experts
-    devices = jax.lax.axis_size(axis_name)
-    if experts % devices:
-        needs = f"a multiple of the {devices} devices of axis `{axis_name}` is needed"
-        remedy = "split experts over another axis, or keep all of them on each device"
-        raise ValueError(message(operation, "`num_experts`", f"is {experts}", needs, remedy))
-    return experts // devices
 
 
 def _computed(x: jax.Array, chosen: jax.Array, experts: int, network: Network) -> jax.Array:

@@ -192,8 +192,12 @@ class MoE(nn.Module):
         experts.check_sizes(_OPERATION, least=least, shared_features=self.shared_features)
 
     def _spread(self) -> experts.Spread:
-        names = ("axis_name", "capacity_factor", "recipe")
-        return experts.Spread(operation=_OPERATION, **{n: getattr(self, n) for n in names})
+        return experts.Spread(
+            operation=_OPERATION,
+            axis_name=self.axis_name,
+            capacity_factor=self.capacity_factor,
+            recipe=self.recipe,
+        )
 
     def dropped(self, inputs: ArrayLike) -> jax.Array:
         """Number of rows that this device drops, a row being a token at one of its experts."""
@@ -228,7 +232,7 @@ class MoE(nn.Module):
 
     def _grouped(self, name: str, features: int) -> nn.Module:
         settings = self._of_layers("use_bias", "recipe", "ragged_dot_cls")
-        count = experts.here(_OPERATION, self.num_experts, self.axis_name)
+        count = self._spread().own(self.num_experts)
         init = self.experts_init
         return GroupedDense(count, features, kernel_init=init, name=name, **settings)
 

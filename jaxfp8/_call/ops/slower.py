@@ -32,6 +32,7 @@ _NO_TENSOR_CORES = "has no tensor cores"
 _IN_FLOAT32 = "H100: 4096³ in blocks of 32 with float32 scales took 12.8 ms beside 0.33"
 _SMALL = "is a call of its own, and {p.stored} values save less"
 _FINE = "scales each tile of {p.tile} along the contracted axis by itself"
+_NO_FASTER = "is no faster than XLA's product of integers"
 _MEMORY = "8 bits save memory"
 _NO_GAIN = 1 << 20  # values of a weight
 
@@ -66,6 +67,11 @@ class Row:
 def _is_fine(p: Product) -> bool:
     """Whether scales or zero points make XLA's program more than one kernel."""
     return p.tile > 0 or p.shifted
+
+
+def _is_of_integers(p: Product) -> bool:
+    """Whether XLA multiplies integers, some rows by weights [N, K]."""
+    return p.in_integers and p.in_lines and p.rows >= _SOME
 
 
 ROWS = (
@@ -246,8 +252,8 @@ ROWS = (
     ),
     Row(
         on="amx",
-        about=lambda p: p.path == "amx_int8" and p.in_integers and p.in_lines and p.rows >= _SOME,
-        does="is no faster than XLA's product of integers",
+        about=lambda p: p.path == "amx_int8" and _is_of_integers(p),
+        does=_NO_FASTER,
         seen="Xeon: programs of int8 by weights [N, K] 0.73x, 0.74x and 0.74x with 256 rows; 0.86x "
         "to 0.97x with 16 in two runs; two threads of another Xeon took 1.18x with weights [K, N]",
     ),
@@ -301,14 +307,8 @@ ROWS = (
     ),
     Row(
         on="avx512",
-        about=lambda p: (
-            p.path == "avx512_vnni"
-            and p.in_integers
-            and p.in_lines
-            and p.rows >= _SOME
-            and p.stored <= 9 << 16
-        ),
-        does="is no faster than XLA's product of integers",
+        about=lambda p: p.path == "avx512_vnni" and _is_of_integers(p) and p.stored <= 9 << 16,
+        does=_NO_FASTER,
         seen="Zen 4: MiniLM with 16 texts 0.83x, 0.92x and 0.76x; GPT-2 with 16 texts 1.03x",
     ),
 )
