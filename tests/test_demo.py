@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from jaxfp8._call.ops import slower
 from minilm import cli, files, job, measure, words
 from minilm.quantise import (
     RECIPES,
@@ -74,7 +75,10 @@ def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, make):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(loaded, params, recipe):
+def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(
+    loaded, params, recipe, monkeypatch
+):
+    monkeypatch.setattr(slower, "ROWS", ())
     narrow = quantise(params, recipe)
     batches = make_batches(Tokenizer(loaded.tokenizer)(SOME[:1]))
     report = measure.explain(narrow, recipe, batches[0])
@@ -82,6 +86,16 @@ def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(loaded, params, 
     program = measure.rewritten(narrow, recipe)
     _, calls = measure.count_calls(lambda: measure.embed(program, batches, silent))
     assert sum(calls.values()) == WEIGHT_MATRICES
+
+
+def test_products_that_xla_computes_sooner_count_as_captured(params, loaded, monkeypatch):
+    row = dataclasses.replace(slower.ROWS[0], on="sooner", about=lambda p: max(p.lines) > 384)
+    monkeypatch.setattr(slower, "_machines", lambda platform: {"sooner"})
+    monkeypatch.setattr(slower, "ROWS", (row,))
+    batches = make_batches(Tokenizer(loaded.tokenizer)(SOME[:1]))
+    report = measure.explain(quantise(params, "INT8_DYNAMIC"), "INT8_DYNAMIC", batches[0])
+    assert (len(report.matched), len(job.left_to_xla(report))) == (30, 6)
+    assert job.check_rewritten(report).passed
 
 
 @pytest.mark.parametrize("recipe", ["FP8_DYNAMIC", "INT8_DYNAMIC"])

@@ -11,7 +11,7 @@ from importlib import metadata
 import jax
 import numpy as np
 
-from minilm.job import Check, Result, cosines
+from minilm.job import Check, Result, cosines, left_to_xla
 from minilm.measure import Measured
 from minilm.quantise import WEIGHT_MATRICES, matrix_bytes, table_bytes
 from minilm.text import MAX_TOKENS
@@ -128,9 +128,11 @@ def about_recipe(result: Result) -> list[str]:
     """What the recipe costs, and what became of the matrix products."""
     report = result.report
     widened = f"; {megabytes(report.widened_bytes)} no longer widened in each call"
+    left = len(left_to_xla(report))
     return [
         f"{result.recipe}, all sentences: cosine to float32 {lowest_and_mean(result.to_f32)}",
         f"{len(report.matched)} of {len(report.sites)} products with 8-bit weights rewritten; "
+        f"{f'XLA is faster for {left}; ' if left else ''}"
         f"{report.others} others have no 8-bit operand (attention)"
         f"{widened if report.widened_bytes else ''}",
         *cuts(result),

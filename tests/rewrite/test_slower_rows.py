@@ -237,8 +237,17 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
         ),
         ("avx512_vnni", in_integers(16, size=384), in_integers(8, size=384)),
         ("avx512_vnni", in_integers(16, size=384), in_integers(16, size=1024)),
+        ("avx512_vnni", in_integers(16, size=384), in_integers(32, size=384)),
     ],
-    ids=["two rows", "e4m3", "tiles of 128", "a larger weight", "few integers", "larger integers"],
+    ids=[
+        "two rows",
+        "e4m3",
+        "tiles of 128",
+        "a larger weight",
+        "few integers",
+        "larger integers",
+        "more integers",
+    ],
 )
 def test_a_kind_that_lost_with_avx512_stays_as_written(
     path: str, lost: Case, kept: Case, monkeypatch: pytest.MonkeyPatch
