@@ -45,7 +45,8 @@ int64_t MeanDepth(const CanonicalDot& problem) {
   return problem.depth / std::max<int64_t>(problem.segments.size(), 1);
 }
 
-// Lane sums of [N, K] are added up for each row and chunk. Short chunks do not pay for this.
+// Lane sums of [N, K] are added up for each row, and unless scaled sums are float32 for each chunk.
+// Short chunks do not pay for this.
 bool IsGemv(const CanonicalDot& problem, const Kernel& kernel) {
   const Operand& right = problem.rhs;
   const GemvKernel& gemv = kernel.gemv;
@@ -54,7 +55,9 @@ bool IsGemv(const CanonicalDot& problem, const Kernel& kernel) {
   if (right.prepared) return rows <= gemv.prepared_rows;
   if (!right.depth.Contiguous()) return right.free.Contiguous() && rows <= gemv.kn_rows;
   if (rows <= gemv.nk_short_rows) return true;
-  return rows <= gemv.nk_rows && MeanDepth(problem) >= rows * gemv.nk_depth_per_row;
+  int64_t deep = rows * gemv.nk_depth_per_row;
+  if (std::ssize(problem.segments) >= kF32Chunks) deep = std::min<int64_t>(deep, gemv.nk_deep);
+  return rows <= gemv.nk_rows && MeanDepth(problem) >= deep;
 }
 
 // Chunks are multiples of this many K values, except the last of a segment.

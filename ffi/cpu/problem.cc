@@ -105,21 +105,26 @@ int64_t NextTile(const Operand& side, int64_t k, int64_t depth) {
 }
 
 float Same(float scale) { return scale; }
-float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 
-// A weight can have millions of scales: the loop has no branch, and only comparisons with a vector
-// form in every instruction set.
+// A weight can have millions of scales: the loop has no branch, only comparisons with a vector form
+// in every instruction set, and parts of a fixed size.
 template <typename T, float (*kDecode)(T)>
 bool AllWithin(const Operand& side, float lowest, float highest) {
   const T* scale = static_cast<const T*>(side.scale);
   const auto low = static_cast<int32_t>(BitsOf(lowest));
   const auto high = static_cast<int32_t>(BitsOf(highest));
-  int32_t beyond = 0;
-  for (int64_t i = 0; i < side.scales; ++i) {
+  const auto beyond = [&](int64_t i) {
     const auto magnitude = static_cast<int32_t>(BitsOf(kDecode(scale[i])) & 0x7fffffff);
-    beyond |= (magnitude < low ? magnitude : 0) | (magnitude > high ? 1 : 0);
+    return (magnitude < low ? magnitude : 0) | (magnitude > high ? 1 : 0);
+  };
+  constexpr int64_t kPart = 64;
+  int32_t any = 0;
+  int64_t i = 0;
+  for (; i + kPart <= side.scales; i += kPart) {
+    for (int64_t j = 0; j < kPart; ++j) any |= beyond(i + j);
   }
-  return beyond == 0;
+  for (; i < side.scales; ++i) any |= beyond(i);
+  return any == 0;
 }
 
 // Whether all scales are 0 or within [lowest, highest]. NaN counts as outside.
@@ -133,7 +138,7 @@ bool Within(const Operand& side, float lowest, float highest) {
     case DType::kU8:
       return AllWithin<uint8_t, DecodeE8M0>(side, lowest, highest);
     default:
-      if (side.scale_rounded) return AllWithin<float, Rounded>(side, lowest, highest);
+      if (side.scale_rounded) return AllWithin<float, RoundToBF16>(side, lowest, highest);
       return AllWithin<float, Same>(side, lowest, highest);
   }
 }

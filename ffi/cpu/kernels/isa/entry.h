@@ -85,6 +85,7 @@ constexpr GemvKernel GemvOf() {
       .nk_rows = kBytesAsTheyLie ? 48 : 2 * kGemvRows,
       .nk_short_rows = 2,
       .nk_depth_per_row = kDepthPerRow,
+      .nk_deep = Policy::kExact ? int{kGemvDepth} : 32,
       .prepared_rows = 0,
       .nk_pass_rows = kBytesAsTheyLie ? 48 : 2 * kGemvRows,
       .pass_rows = kGemvRows,

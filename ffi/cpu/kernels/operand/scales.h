@@ -46,7 +46,7 @@ struct DecodedScales {
 
 // Scales of float32, rounded to bfloat16 as they are read.
 struct Rounded {
-  float operator[](int64_t i) const { return DecodeBF16(EncodeBF16(from[i])); }
+  float operator[](int64_t i) const { return RoundToBF16(from[i]); }
   Rounded operator+(int64_t count) const { return {from + count}; }
 
   const float* from;
@@ -111,6 +111,32 @@ inline void Scales(const Operand& side, const Block& block, int64_t room, float*
     CopyFactors(scale + tile, side.tile_free, block.first, block.count, to);
   });
   std::fill_n(to + block.count, room - block.count, to[block.count - 1]);
+}
+
+// The scales of a run of chunks in float32, with those of the last column repeated.
+inline void ScalesOfRun(const Operand& side, const ChunkRun& run, float (*to)[kMaxRunChunks]) {
+  const int64_t columns = run.blocks[0].count;
+  int64_t tile[kMaxRunChunks];
+  bool contiguous = true;
+  for (int64_t c = 0; c < run.count; ++c) {
+    tile[c] = side.tile_batch[run.blocks[c].batch] + side.tile_depth[run.blocks[c].start];
+    contiguous &= tile[c] == tile[0] + c;
+  }
+  if (!side.scale) return void(std::fill_n(to[0], kNR * kMaxRunChunks, 1.0f));
+  WithScales(side, [&](auto scale) {
+    for (int64_t i = 0; i < columns; ++i) {
+      const auto of_column = scale + side.tile_free[run.blocks[0].first + i];
+      int64_t c = 0;
+      for (; contiguous && c + kLanes <= run.count; c += kLanes) {
+        const auto of_chunks = of_column + tile[c];
+        float part[kLanes];
+        for (int j = 0; j < kLanes; ++j) part[j] = of_chunks[j];
+        std::copy_n(part, kLanes, to[i] + c);
+      }
+      for (; c < run.count; ++c) to[i][c] = of_column[tile[c]];
+    }
+  });
+  for (int64_t i = columns; i < kNR; ++i) std::copy_n(to[columns - 1], run.count, to[i]);
 }
 
 // The zero points of kLanes lines.
