@@ -219,21 +219,13 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
 @pytest.mark.parametrize(
     ("path", "lost", "kept"),
     [
+        ("avx512_vbmi", product(1, 384, 1536, F32, INT8, 32), product(2, 384, 1536, F32, INT8, 32)),
+        ("avx512_vbmi", product(1, 384, 1536, F16, INT8, 32), product(1, 384, 1536, F16, E4M3, 32)),
+        ("avx512_vbmi", product(1, 384, 1536, F32, INT8, 32), product(1, 384, 1536, F32, INT8, 64)),
         (
             "avx512_vbmi",
-            product(1, 384, 1536, F32, INT8, 128),
-            product(2, 384, 1536, F32, INT8, 64),
-        ),
-        ("avx512_vbmi", product(1, 384, 1536, F16, INT8, 64), product(1, 384, 1536, F16, E4M3, 64)),
-        (
-            "avx512_bf16",
-            product(1, 384, 1536, BF16, INT8, 64),
-            product(1, 384, 768, BF16, INT8, 128),
-        ),
-        (
-            "avx512_bf16",
-            product(1, 2048, 2048, BF16, INT8, 32),
-            product(1, 2048, 4096, BF16, INT8, 32),
+            product(1, 2048, 2048, F16, INT8, 32),
+            product(1, 2048, 4096, F16, INT8, 32),
         ),
         ("avx512_vnni", in_integers(16, size=384), in_integers(8, size=384)),
         ("avx512_vnni", in_integers(16, size=384), in_integers(16, size=1024)),
@@ -242,7 +234,7 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
     ids=[
         "two rows",
         "e4m3",
-        "tiles of 128",
+        "tiles of 64",
         "a larger weight",
         "few integers",
         "larger integers",
@@ -252,8 +244,37 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
 def test_a_kind_that_lost_with_avx512_stays_as_written(
     path: str, lost: Case, kept: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_lost(monkeypatch, AMX.removesuffix(" amx"), path, lost, kept)
+
+
+@pytest.mark.parametrize(
+    ("path", "lost", "kept"),
+    [
+        ("avx2_f32", product(256, 768, 3072, F32, INT8), product(64, 768, 3072, F32, INT8)),
+        ("avx2_f32", product(100, 384, 384, F16, E4M3), product(100, 384, 384, BF16, E4M3)),
+        (
+            "avx2_f32",
+            product(1024, 384, 1536, BF16, E4M3, 32, exponents=True),
+            product(1024, 2048, 2048, BF16, E4M3, 32, exponents=True),
+        ),
+        ("avx2_f32", product(256, 2048, 2048, E4M3, E4M3), product(48, 2048, 2048, E4M3, E4M3)),
+        ("avx2_int8", in_integers(16, size=384), in_integers(16, size=2048)),
+        ("avx2_f32", product(1, 384, 1536, F32, INT8, 128), product(1, 384, 1536, F32, E4M3, 128)),
+    ],
+    ids=["many rows", "bfloat16", "larger MX", "fewer codes", "larger integers", "e4m3"],
+)
+def test_a_kind_that_lost_with_avx2_stays_as_written(
+    path: str, lost: Case, kept: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_lost(monkeypatch, "avx2", path, lost, kept)
+
+
+def check_lost(
+    monkeypatch: pytest.MonkeyPatch, features: str, path: str, lost: Case, kept: Case
+) -> None:
+    """One product stays as written on a CPU, and the other does not."""
     monkeypatch.setattr(ffi, "cpu_paths", lambda *_: {"other": "it cannot", path: ""})
-    monkeypatch.setattr(ffi, "cpu_features", lambda: AMX.removesuffix(" amx"))
+    monkeypatch.setattr(ffi, "cpu_features", lambda: features)
     (site,) = jaxfp8.explain(lost[0], target=CPU)(*lost[1]).missed
     assert re.match(rf"XLA's program is faster on this CPU: .*`{path}`", site.reason)
     assert count(jaxfp8.rewrite(lost[0], target=CPU), *lost[1]) == 0
@@ -275,7 +296,7 @@ def test_an_operation_that_only_saves_memory_says_so(monkeypatch: pytest.MonkeyP
 
 def test_a_row_names_its_machine_and_its_run() -> None:
     for row in slower.ROWS:
-        assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx", "avx512")
+        assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx", "avx512", "avx2")
         assert re.match("H100: |H200: |Xeon: |Zen 4: |not measured: ", row.seen), row.seen
 
 

@@ -4,7 +4,8 @@
 is XLA's time for the function as written over the time with the call, so below 1x the call loses.
 H200, Xeon and Zen 4 stand for `python -m jaxfp8 bench --never-slower --quick`: on 2026-11-28 an
 NVIDIA H200, and four threads of an Intel Xeon with AMX, jax 0.11.2; on 2026-11-29 two cores of an
-AMD Zen 4 with two seeds, jax 0.10.0.
+AMD Zen 4 with two seeds, jax 0.10.0. "Zen 4, AVX2" is the same one with a library that detects
+AVX2 alone, and `XLA_FLAGS=--xla_cpu_max_isa=AVX2`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _NO_TENSOR_CORES = "has no tensor cores"
 _IN_FLOAT32 = "H100: 4096³ in blocks of 32 with float32 scales took 12.8 ms beside 0.33"
 _SMALL = "is a call of its own, and {p.stored} values save less"
 _FINE = "scales each tile of {p.tile} along the contracted axis by itself"
+_AS_XLA = "multiplies in float32, as XLA does"
 _NO_FASTER = "is no faster than XLA's product of integers"
 _MEMORY = "8 bits save memory"
 _NO_GAIN = 1 << 20  # values of a weight
@@ -49,8 +51,8 @@ class Row:
     """Products that XLA computes sooner.
 
     Attributes:
-      on: the machine: "cuda", "cuda:90" (Hopper), "cuda:100+"; "amx", a CPU, or "avx512", a CPU
-        with AVX-512 VBMI and without AMX.
+      on: the machine: "cuda", "cuda:90" (Hopper), "cuda:100+"; a CPU with "amx", without it but
+        with AVX-512 VBMI "avx512", or with "avx2" and no AVX-512.
       about: whether the row is about a product.
       does: what its kernel does instead.
       remedy: what to change.
@@ -72,6 +74,16 @@ def _is_fine(p: Product) -> bool:
 def _is_of_integers(p: Product) -> bool:
     """Whether XLA multiplies integers, some rows by weights [N, K]."""
     return p.in_integers and p.in_lines and p.rows >= _SOME
+
+
+def _is_one_row(p: Product) -> bool:
+    """Whether one row of floats other than bfloat16 meets a small weight [N, K] in int8."""
+    of_floats = p.batches == 1 and p.rows == 1 and p.wide in ("float32", "float16")
+    return of_floats and _is_int8(p) and p.in_lines and p.stored <= 1 << 22
+
+
+def _is_int8(p: Product) -> bool:
+    return all(dtypes.is_int8(side.dtype) for side in p.codes)
 
 
 ROWS = (
@@ -281,7 +293,7 @@ ROWS = (
             and p.rows > MANY
             and p.stored <= 9 << 18
         ),
-        does="multiplies in float32, as XLA does, and scales or shifts parts of K",
+        does=f"{_AS_XLA}, and scales or shifts parts of K",
         remedy=f"{_CONSTANT_SCALES}; or convert the activations to bfloat16",
         seen="Zen 4: 0.75x and 0.79x (256 x 768 x 3072, int8), 0.84x (8192 x 384 x 384, MX), 11 of "
         "18 below 1.00x and one above 1.18x; scales per channel or tensor 0.94x to 1.30x; 1.25x to "
@@ -290,20 +302,12 @@ ROWS = (
     ),
     Row(
         on="avx512",
-        about=lambda p: (
-            p.batches == 1
-            and p.rows == 1
-            and bool(p.wide)
-            and _is_int8(p)
-            and 0 < p.tile < (128 if p.wide == "bfloat16" else 256)
-            and p.in_lines
-            and p.stored <= 1 << 22
-        ),
+        about=lambda p: _is_one_row(p) and 0 < p.tile < 64,
         does=_FINE,
         remedy=f"{_CONSTANT_SCALES}; or store the weight as [K, N]",
-        seen="Zen 4: int8 by float32, float16, bfloat16: 384 x 1536 in groups of 32 0.20x, 0.30x, "
-        "0.36x, of 128 0.53x, 0.74x, 1.10x; 2048 x 2048 0.25x to 0.45x, 0.57x, 0.89x, 1.35x; from "
-        "2048 x 4096 on 25x and more; two rows 1.3x to 2.1x; weights [K, N] 3x and more",
+        seen="Zen 4: int8 in groups of 32 by float32 and float16: 0.90x and 0.87x (384 x 1536), "
+        "0.72x and 0.75x (768 x 3072), 0.82x and 1.1x (2048 x 2048), 21x and 13x (1024 x 4096); "
+        "groups of 64 0.84x to 1.06x and 1.04x to 1.3x; bfloat16 1.3x and more",
     ),
     Row(
         on="avx512",
@@ -316,6 +320,46 @@ ROWS = (
         does=_NO_FASTER,
         seen="Zen 4: MiniLM with 16 texts 0.83x, 0.92x and 0.76x; GPT-2 with 16 texts 1.03x; "
         "products of MiniLM 1.4x to 2.6x from 32 rows on",
+    ),
+    Row(
+        on="avx2",
+        about=lambda p: (
+            p.path == "avx2_f32"
+            and p.batches == 1
+            and bool(p.wide)
+            and (p.wide != "bfloat16" or 0 < p.tile <= 32)
+            and p.rows > MANY
+            and p.stored <= 9 << 18
+        ),
+        does=_AS_XLA,
+        remedy=f"convert the activations to bfloat16, without MX weights; or {_LEAVE}",
+        seen="Zen 4, AVX2: float32 and float16 0.76x to 0.99x in 9 of 14 (256 x 768 x 3072, 4096 x "
+        "384 x 384), up to 1.17x, and 1.48x (100 rows); bfloat16 by MX 0.89x and 0.95x (1024 "
+        "rows), otherwise 1.03x to 1.67x; larger weights 1.5x and more",
+    ),
+    Row(
+        on="avx2",
+        about=lambda p: p.path == "avx2_f32" and p.batches == 1 and not p.wide and p.rows > MANY,
+        does=f"{_AS_XLA}, and decodes both sides",
+        remedy=f"use int8, or {_LEAVE}",
+        seen="Zen 4, AVX2: programs of e4m3 with 256 rows 0.58x (MiniLM), 0.72x (GPT-2) and 0.77x "
+        "(Llama 1B), with 16 rows 0.85x, 1.46x and 3.9x; alone 0.93x to 0.98x, with 48 rows 1.5x",
+    ),
+    Row(
+        on="avx2",
+        about=lambda p: p.path == "avx2_int8" and _is_of_integers(p) and p.stored <= 9 << 18,
+        does=_NO_FASTER,
+        seen="Zen 4, AVX2: 0.70x and 0.84x (MiniLM, 256 and 16 rows), 0.81x and 0.96x (GPT-2), "
+        "0.99x and 1.19x (Llama 1B)",
+    ),
+    Row(
+        on="avx2",
+        about=lambda p: _is_one_row(p) and 0 < p.tile <= 128,
+        does=_FINE,
+        remedy=f"{_CONSTANT_SCALES}; or store the weight as [K, N]",
+        seen="Zen 4, AVX2: int8 by float32 0.68x to 0.95x (groups of 32), 0.72x to 0.92x (64) and "
+        "0.84x to 1.0x (128) from 384 x 384 to 2048 x 2048; by float16 0.88x to 1.1x (32), 1.1x to "
+        "1.3x (64), with a residual 0.74x; bfloat16 3.9x and more; two rows 1.7x and more",
     ),
 )
 
@@ -365,7 +409,8 @@ def _machines(platform: str) -> set[str]:
     """The names in the table for the target."""
     if platform == "cpu":
         features = ffi.cpu_features().split()
-        return {"amx"} if "amx" in features else {"avx512"} if "avx512_vbmi" in features else set()
+        kinds = {"amx": "amx", "avx512_vbmi": "avx512", "avx512": "", "avx2": "avx2"}
+        return {next((kind for name, kind in kinds.items() if name in features), "")}
     capability = targets.compute_capability() if platform == "cuda" else None
     if capability is None:
         return set()
@@ -377,7 +422,3 @@ def _reason(row: Row, product: Product, platform: str) -> str:
     where, does = "CPU" if platform == "cpu" else "GPU", row.does.format(p=product)
     kernel = "it" if product.path == xla_products.NAME else f"the kernel for it, `{product.path}`,"
     return f"{FASTER} on this {where}: {kernel} {does}"
-
-
-def _is_int8(p: Product) -> bool:
-    return all(dtypes.is_int8(side.dtype) for side in p.codes)
