@@ -409,8 +409,8 @@ def _machines(platform: str) -> set[str]:
     """The names in the table for the target."""
     if platform == "cpu":
         features = ffi.cpu_features().split()
-        kinds = {"amx": "amx", "avx512_vbmi": "avx512", "avx512": "", "avx2": "avx2"}
-        return {next((kind for name, kind in kinds.items() if name in features), "")}
+        of = {"amx": "amx", "avx512_vbmi": "avx512", "avx512": "", "avx2": "avx2"}
+        return {next((kind for feature, kind in of.items() if feature in features), "")}
     capability = targets.compute_capability() if platform == "cuda" else None
     if capability is None:
         return set()
