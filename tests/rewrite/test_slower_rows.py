@@ -221,7 +221,11 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
     [
         ("avx512_vbmi", product(1, 384, 1536, F32, INT8, 32), product(2, 384, 1536, F32, INT8, 32)),
         ("avx512_vbmi", product(1, 384, 1536, F16, INT8, 32), product(1, 384, 1536, F16, E4M3, 32)),
-        ("avx512_vbmi", product(1, 384, 1536, F32, INT8, 32), product(1, 384, 1536, F32, INT8, 64)),
+        (
+            "avx512_vbmi",
+            product(1, 384, 1536, F32, INT8, 64),
+            product(1, 384, 1536, F32, INT8, 128),
+        ),
         (
             "avx512_vbmi",
             product(1, 2048, 2048, F16, INT8, 32),
@@ -234,7 +238,7 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
     ids=[
         "two rows",
         "e4m3",
-        "tiles of 64",
+        "tiles of 128",
         "a larger weight",
         "few integers",
         "larger integers",
