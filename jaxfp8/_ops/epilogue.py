@@ -152,8 +152,10 @@ def _check_out_scale_value(operation: str, out_scale: Any) -> None:
         raise ValueError(message(operation, "`out_scale`", got, needs, remedy))
 
 
-def check_addend(operation: str, name: str, value: ArrayLike, out_shape: Shape) -> jax.Array:
-    """An array that broadcasts over the output, at its rank."""
+def check_addend(
+    operation: str, name: str, value: ArrayLike, out_shape: Shape, over: str = "the output"
+) -> jax.Array:
+    """An array that broadcasts over the output, or what else has the shape, at its rank."""
     array = as_array(operation, name, value)
     if array.dtype not in _dtypes.WIDE_FLOAT:
         got, needs = f"is a {array.dtype} array", f"{_dtypes.names(_dtypes.WIDE_FLOAT)} is needed"
@@ -163,7 +165,7 @@ def check_addend(operation: str, name: str, value: ArrayLike, out_shape: Shape) 
     shape = (1,) * missing + array.shape
     if missing < 0 or any(s not in (1, o) for s, o in zip(shape, out_shape, strict=True)):
         got = f"has shape {array.shape}"
-        needs = f"it broadcasts over the output of shape {out_shape}"
-        remedy = "give it the last axes of the output, each of size 1 or full"
+        needs = f"it broadcasts over {over} of shape {out_shape}"
+        remedy = "give it the last of these axes, each of size 1 or full"
         raise ValueError(message(operation, f"`{name}`", got, needs, remedy))
     return array.reshape(shape)

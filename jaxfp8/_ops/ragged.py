@@ -174,7 +174,8 @@ def _with_epilogue(
     after = prepare(_OPERATION, wide, out, order, dtype)
     planes = {name: x.reshape((1,) * (3 - x.ndim) + x.shape) for name, x in after.operands.items()}
     if epilogue.bias is not None:
-        own = check_addend(_OPERATION, "bias", epilogue.bias, (spec.groups, spec.columns))
+        lines = (spec.groups, spec.columns)
+        own = check_addend(_OPERATION, "bias", epilogue.bias, lines, "groups and their columns")
         planes["bias"] = jnp.broadcast_to(own, (spec.groups, own.shape[1]))[:, None]
     given: dict[str, Any] = {name: x.shape for name, x in planes.items()}
     if epilogue.return_amax:
