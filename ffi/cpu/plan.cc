@@ -45,9 +45,9 @@ int64_t MeanDepth(const CanonicalDot& problem) {
   return problem.depth / std::max<int64_t>(problem.segments.size(), 1);
 }
 
-// Lane sums of [N, K] are added up for each row, and unless scaled sums are float32 for each chunk.
-// Short chunks do not pay for this.
-bool IsGemv(const CanonicalDot& problem, const Kernel& kernel) {
+// Lane sums of [N, K] are added up for each row, and unless scaled sums are `float32` for each
+// chunk. Short chunks do not pay for this.
+bool IsGemv(const CanonicalDot& problem, const Kernel& kernel, bool float32) {
   const Operand& right = problem.rhs;
   const GemvKernel& gemv = kernel.gemv;
   const int64_t rows = problem.rows;
@@ -55,9 +55,8 @@ bool IsGemv(const CanonicalDot& problem, const Kernel& kernel) {
   if (right.prepared) return rows <= gemv.prepared_rows;
   if (!right.depth.Contiguous()) return right.free.Contiguous() && rows <= gemv.kn_rows;
   if (rows <= gemv.nk_short_rows) return true;
-  int64_t deep = rows * gemv.nk_depth_per_row;
-  if (std::ssize(problem.segments) >= kF32Chunks) deep = std::min<int64_t>(deep, gemv.nk_deep);
-  return rows <= gemv.nk_rows && MeanDepth(problem) >= deep;
+  if (float32 && rows <= gemv.nk_float32_rows && MeanDepth(problem) >= kF32ChunkDepth) return true;
+  return rows <= gemv.nk_rows && MeanDepth(problem) >= rows * gemv.nk_depth_per_row;
 }
 
 // Chunks are multiples of this many K values, except the last of a segment.
@@ -109,6 +108,16 @@ bool AddsInFloat32(const CanonicalDot& problem, const Kernel& kernel, const Bloc
     least = chunks * kF32ExactLeastDepth;
   }
   return problem.depth >= least && HasModerateScales(problem);
+}
+
+// As a GEMV with float32 sums if they may be, else as whatever suits sums of float64.
+void PlanDepth(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& plan) {
+  for (const bool float32 : {true, false}) {
+    plan.gemv = IsGemv(problem, kernel, float32);
+    plan.depth.chunks = CutChunks(problem, kernel, plan.gemv);
+    plan.depth.float32 = AddsInFloat32(problem, kernel, plan);
+    if (!plan.gemv || plan.depth.float32) return;
+  }
 }
 
 int64_t PackedRowsBytes(const BlockingPlan& plan, const Chunk& chunk) {
@@ -262,9 +271,7 @@ size_t DepthPlan::EndOfRun(size_t first, size_t end) const {
 
 BlockingPlan MakeBlockingPlan(const CanonicalDot& problem, const Kernel& kernel, int64_t threads) {
   BlockingPlan plan{};
-  plan.gemv = IsGemv(problem, kernel);
-  plan.depth.chunks = CutChunks(problem, kernel, plan.gemv);
-  plan.depth.float32 = AddsInFloat32(problem, kernel, plan);
+  PlanDepth(problem, kernel, plan);
   CutRows(problem, kernel, plan);
   CutRounds(problem, kernel, plan);
   CutColumns(problem, kernel, threads, plan);

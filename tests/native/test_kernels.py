@@ -117,6 +117,23 @@ def test_scales_may_be_rounded_by_the_call(kernel):
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("tile", [1028, 1040, 1056, 2080])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_end_of_a_deep_tile_may_be_as_long_as_the_next_tile(kernel, tile):
+    """A kernel cuts [N, K] into pieces; here two that look alike lie in tiles of two lengths."""
+    left, right = ("int8", "int8") if sums_integers(kernel) else ("bfloat16", "int8")
+    depth = tile + tile % 1024
+    spec = ScaledDotSpec(
+        lhs=calls.side(left, (2, 5, depth), (1, 2)),
+        rhs=calls.side(right, (9, 5, depth), (1, 2), tiles=(1, 1, tile), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    operands = specs.draw_operands(np.random.default_rng(7), spec)
+    operands["rhs_scale"] = np.abs(operands["rhs_scale"]) % 1  # moderate: sums are float32
+    (out,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, out)
+
+
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if sums_integers(name)])
 def test_zero_points_may_be_bytes(kernel):
     """The same bits as with int32."""

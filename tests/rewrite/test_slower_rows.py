@@ -221,15 +221,11 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
     [
         ("avx512_vbmi", product(1, 384, 1536, F32, INT8, 32), product(2, 384, 1536, F32, INT8, 32)),
         ("avx512_vbmi", product(1, 384, 1536, F16, INT8, 32), product(1, 384, 1536, F16, E4M3, 32)),
+        ("avx512_vbmi", product(1, 768, 768, F16, INT8, 64), product(1, 768, 768, F16, INT8, 128)),
         (
             "avx512_vbmi",
-            product(1, 384, 1536, F32, INT8, 64),
-            product(1, 384, 1536, F32, INT8, 128),
-        ),
-        (
-            "avx512_vbmi",
-            product(1, 2048, 2048, F16, INT8, 32),
-            product(1, 2048, 4096, F16, INT8, 32),
+            product(1, 384, 3584, F32, INT8, 128),
+            product(1, 384, 4096, F32, INT8, 32),
         ),
         ("avx512_vnni", in_integers(16, size=384), in_integers(8, size=384)),
         ("avx512_vnni", in_integers(16, size=384), in_integers(16, size=1024)),
@@ -239,7 +235,7 @@ def test_many_rows_of_floats_by_a_small_weight_stay_as_written_with_avx512(
         "two rows",
         "e4m3",
         "tiles of 128",
-        "a larger weight",
+        "a deeper weight",
         "few integers",
         "larger integers",
         "more integers",
@@ -309,8 +305,10 @@ def test_an_operation_that_only_saves_memory_says_so(monkeypatch: pytest.MonkeyP
 
 def test_a_row_names_its_machine_and_its_run() -> None:
     for row in slower.ROWS:
-        assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx", "avx512", "avx2")
-        assert re.match("H100: |H200: |Xeon: |Zen 4(, AVX2)?: |not measured: ", row.seen), row.seen
+        assert row.on in ("cuda", "cuda:90", "cuda:100+", "amx", "avx512", "avx2", "avx2+")
+        assert re.match(
+            "H100: |H200: |Xeon: |Zen 4(, AVX2|, also held to AVX2)?: |not measured: ", row.seen
+        ), row.seen
 
 
 def test_a_captured_product_of_floats_is_not_compared_with_one_of_integers(
@@ -337,4 +335,4 @@ def test_the_weight_of_integers_may_be_on_either_side(monkeypatch: pytest.Monkey
     fun = lambda w, x, scale: jnp.matmul(w, x, preferred_element_type=jnp.int32) * scale  # noqa: E731
     args = array((2048, 2048), INT8), array((2048, 256), INT8), array((2048, 1), F32)
     (site,) = jaxfp8.explain(fun, target=CPU)(*args).missed
-    assert site.reason.endswith("is no faster than XLA's product of integers")
+    assert site.reason.endswith("is slower than XLA's product of integers")

@@ -142,8 +142,8 @@ struct GemvKernel {
   int kn_rows;           // the most rows for [K, N]
   int nk_rows;           // the most rows for [N, K] with deep chunks
   int nk_short_rows;     // the most rows for [N, K] with chunks of any depth
-  int nk_depth_per_row;  // chunks are deep from this mean number of K values per row on,
-  int nk_deep;           // or from this number on if their scaled sums are float32
+  int nk_depth_per_row;  // chunks are deep from this mean number of K values per row on
+  int nk_float32_rows;   // the most rows for [N, K] with scaled sums in float32
   int prepared_rows;     // the most rows for a prepared B
   int nk_pass_rows;      // the most rows of one call of `multiply` for [N, K]
   int pass_rows;         // the most rows of one call otherwise

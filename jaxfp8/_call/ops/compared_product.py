@@ -59,6 +59,11 @@ class Product:
         return max(math.prod(side.shape) for side in self.codes)
 
     @property
+    def depth(self) -> int:
+        """The number of contracted values."""
+        return self.form.lhs.depth
+
+    @property
     def batches(self) -> int:
         return math.prod(self.form.lhs.sizes(self.form.lhs.batch))
 

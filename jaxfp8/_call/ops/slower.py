@@ -34,7 +34,7 @@ _IN_FLOAT32 = "H100: 4096³ in blocks of 32 with float32 scales took 12.8 ms bes
 _SMALL = "is a call of its own, and {p.stored} values save less"
 _FINE = "scales each tile of {p.tile} along the contracted axis by itself"
 _AS_XLA = "multiplies in float32, as XLA does"
-_NO_FASTER = "is no faster than XLA's product of integers"
+_SLOWER = "is slower than XLA's product of integers"
 _MEMORY = "8 bits save memory"
 _NO_GAIN = 1 << 20  # values of a weight
 
@@ -52,7 +52,7 @@ class Row:
 
     Attributes:
       on: the machine: "cuda", "cuda:90" (Hopper), "cuda:100+"; a CPU with "amx", without it but
-        with AVX-512 VBMI "avx512", or with "avx2" and no AVX-512.
+        with AVX-512 VBMI "avx512", with "avx2" and no AVX-512, or "avx2+", one of the last two.
       about: whether the row is about a product.
       does: what its kernel does instead.
       remedy: what to change.
@@ -74,12 +74,6 @@ def _is_fine(p: Product) -> bool:
 def _is_of_integers(p: Product) -> bool:
     """Whether XLA multiplies integers, some rows by weights [N, K]."""
     return p.in_integers and p.in_lines and p.rows >= _SOME
-
-
-def _is_one_row(p: Product) -> bool:
-    """Whether one row of floats other than bfloat16 meets a small weight [N, K] in int8."""
-    of_floats = p.batches == 1 and p.rows == 1 and p.wide in ("float32", "float16")
-    return of_floats and _is_int8(p) and p.in_lines and p.stored <= 1 << 22
 
 
 def _is_int8(p: Product) -> bool:
@@ -265,7 +259,7 @@ ROWS = (
     Row(
         on="amx",
         about=lambda p: p.path == "amx_int8" and _is_of_integers(p),
-        does=_NO_FASTER,
+        does=_SLOWER,
         seen="Xeon: programs of int8 by weights [N, K] 0.73x, 0.74x and 0.74x with 256 rows; 0.86x "
         "to 0.97x with 16 in two runs; two threads of another Xeon took 1.18x with weights [K, N]",
     ),
@@ -301,14 +295,21 @@ ROWS = (
         "zero points 0.94x to 1.57x",
     ),
     Row(
-        on="avx512",
-        about=lambda p: _is_one_row(p) and 0 < p.tile < 128,
+        on="avx2+",
+        about=lambda p: (
+            p.batches == 1
+            and p.rows == 1
+            and _is_int8(p)
+            and p.in_lines
+            and p.depth < 4096
+            and 0 < p.tile <= {"float32": p.depth, "float16": 64}.get(p.wide, 0)
+        ),
         does=_FINE,
-        remedy=f"{_CONSTANT_SCALES}; or store the weight as [K, N]",
-        seen="Zen 4: int8 in groups of 32 by float32 and float16: 0.90x and 0.87x (384 x 1536), "
-        "0.72x and 0.75x (768 x 3072), 0.82x and 1.1x (2048 x 2048), 21x and 13x (1024 x 4096); "
-        "groups of 64 0.84x to 1.06x and 1.04x to 1.3x, with a residual 0.61x; bfloat16 1.3x and "
-        "more",
+        remedy=f"use bfloat16, store the weight as [K, N], or {_LEAVE}",
+        seen="Zen 4, also held to AVX2: one row of float32 by int8 [N, K] 0.45x to 0.95x in groups "
+        "of 32, 0.65x to 1.2x of 128, 0.6x to 0.9x of 256 (N 384 to 12288, K 384 to 3584), per "
+        "channel 0.79x to 1.04x; of float16 0.7x to 1.1x in groups of 32, of 64 0.61x with a "
+        "residual and 1.1x to 1.5x alone, of 128 1.5x; K of 4096 7x and more, two rows 1.7x",
     ),
     Row(
         on="avx512",
@@ -318,7 +319,7 @@ ROWS = (
             and p.rows < 2 * _SOME
             and p.stored <= 9 << 16
         ),
-        does=_NO_FASTER,
+        does=_SLOWER,
         seen="Zen 4: MiniLM with 16 texts 0.83x, 0.92x and 0.76x; GPT-2 with 16 texts 1.03x; "
         "products of MiniLM 1.4x to 2.6x from 32 rows on",
     ),
@@ -332,8 +333,8 @@ ROWS = (
             and p.rows > MANY
             and p.stored <= 9 << 18
         ),
-        does=_AS_XLA,
-        remedy=f"{_FEWER_ROWS}; with large weights, use bfloat16",
+        does=f"decodes the weight, and then {_AS_XLA}",
+        remedy=_FEWER_ROWS,
         seen="Zen 4, AVX2: float32 and float16 0.76x to 0.99x in 9 of 14 (256 x 768 x 3072, 4096 x "
         "384 x 384), up to 1.17x, and 1.48x (100 rows); bfloat16 by MX 0.89x and 0.95x (1024 "
         "rows), MiniLM with 256 rows 0.88x to 0.93x in two runs; other bfloat16 1.03x to 1.67x, "
@@ -343,25 +344,16 @@ ROWS = (
         on="avx2",
         about=lambda p: p.path == "avx2_f32" and p.batches == 1 and not p.wide and p.rows > MANY,
         does=f"{_AS_XLA}, and decodes both sides",
-        remedy=f"use int8, or {_LEAVE}",
+        remedy=f"use int8 with a large weight, or {_LEAVE}",
         seen="Zen 4, AVX2: programs of e4m3 with 256 rows 0.58x (MiniLM), 0.72x (GPT-2) and 0.77x "
         "(Llama 1B), with 16 rows 0.85x, 1.46x and 3.9x; alone 0.93x to 0.98x, with 48 rows 1.5x",
     ),
     Row(
         on="avx2",
         about=lambda p: p.path == "avx2_int8" and _is_of_integers(p) and p.stored <= 9 << 18,
-        does=_NO_FASTER,
+        does=_SLOWER,
         seen="Zen 4, AVX2: 0.70x and 0.84x (MiniLM, 256 and 16 rows), 0.81x and 0.96x (GPT-2), "
         "0.99x and 1.19x (Llama 1B)",
-    ),
-    Row(
-        on="avx2",
-        about=lambda p: _is_one_row(p) and 0 < p.tile <= 128,
-        does=_FINE,
-        remedy=f"{_CONSTANT_SCALES}; or store the weight as [K, N]",
-        seen="Zen 4, AVX2: int8 by float32 0.68x to 0.95x (groups of 32), 0.72x to 0.92x (64) and "
-        "0.84x to 1.0x (128) from 384 x 384 to 2048 x 2048; by float16 0.88x to 1.1x (32), 1.1x to "
-        "1.3x (64), with a residual 0.74x; bfloat16 3.9x and more; two rows 1.7x and more",
     ),
 )
 
@@ -411,8 +403,10 @@ def _machines(platform: str) -> set[str]:
     """The names in the table for the target."""
     if platform == "cpu":
         features = ffi.cpu_features().split()
-        of = {"amx": "amx", "avx512_vbmi": "avx512", "avx512": "", "avx2": "avx2"}
-        return {next((kind for feature, kind in of.items() if feature in features), "")}
+        if "amx" in features:
+            return {"amx"}
+        kind = "avx512_vbmi" if "avx512" in features else "avx2"
+        return {kind.removesuffix("_vbmi"), "avx2+"} if kind in features else set()
     capability = targets.compute_capability() if platform == "cuda" else None
     if capability is None:
         return set()

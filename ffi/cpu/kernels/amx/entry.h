@@ -47,7 +47,7 @@ constexpr Kernel TileEntry(const char* name, ComputeType compute) {
                .nk_rows = kTransposedRows,
                .nk_short_rows = 2 * kTile,
                .nk_depth_per_row = 1,
-               .nk_deep = kTransposedRows,
+               .nk_float32_rows = 0,
                .prepared_rows = kBytesAsTheyLie ? 0 : kTile,
                .nk_pass_rows = kTransposedRows,
                .pass_rows = kTile,

@@ -384,13 +384,15 @@ class GemvNk {
     return AreSteps<2>(0) ? MultiplySteps<2>(row, column, whole) : 0;
   }
 
-  // Whether the pieces from `p` on are whole steps, or those of one step.
+  // Whether the pieces from `p` on are whole steps, or those of one step. The last piece of a deep
+  // chunk may be as short as a chunk, but its rows lie farther apart.
   template <int kChunks>
   bool AreSteps(int64_t p) const {
     if (kChunks == 1) return p < count_ && pieces_[p].depth % kNR == 0;
-    return p + kChunks <= count_ &&
-           std::all_of(&pieces_[p], &pieces_[p] + kChunks,
-                       [](auto& piece) { return piece.depth * kChunks == kNR; });
+    const Piece& first = pieces_[p];
+    return p + kChunks <= count_ && std::all_of(&first, &first + kChunks, [&](const Piece& piece) {
+             return piece.depth * kChunks == kNR && piece.pitch == first.pitch;
+           });
   }
 
   template <int kChunks, class Tile>
@@ -412,6 +414,7 @@ class GemvNk {
                                               scale_[column] + pieces->chunk,
                                               columns_.zero + pieces->chunk * kNR + column);
         rows[0] += Tile::kRowBytes;
+#pragma GCC unroll 4
         for (const uint8_t*& line : from) {
           if (row == 0) __builtin_prefetch(line + kStep * pitch_, 0, 2);
           line += kNR;

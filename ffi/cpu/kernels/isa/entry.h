@@ -85,7 +85,9 @@ constexpr GemvKernel GemvOf() {
       .nk_rows = kBytesAsTheyLie ? 48 : 2 * kGemvRows,
       .nk_short_rows = 2,
       .nk_depth_per_row = kDepthPerRow,
-      .nk_deep = Policy::kExact ? int{kGemvDepth} : 32,
+      .nk_float32_rows = Policy::kExact ? 0
+                         : kBytes == 64 ? 2 * kGemvRows
+                                        : kGemvRows,
       .prepared_rows = 0,
       .nk_pass_rows = kBytesAsTheyLie ? 48 : 2 * kGemvRows,
       .pass_rows = kGemvRows,
