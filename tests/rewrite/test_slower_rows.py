@@ -251,26 +251,17 @@ def test_a_kind_that_lost_with_avx512_stays_as_written(
     ("path", "lost", "kept"),
     [
         ("avx2_f32", product(256, 768, 3072, F32, INT8), product(64, 768, 3072, F32, INT8)),
-        ("avx2_f32", product(100, 768, 768, F16, E4M3), product(100, 768, 3072, BF16, E4M3)),
-        ("avx2_f32", product(256, 384, 1536, BF16, E4M3), product(256, 768, 3072, BF16, E4M3)),
+        ("avx2_f32", product(100, 768, 768, F16, E4M3), product(100, 384, 384, BF16, E4M3)),
+        ("avx2_f32", product(256, 768, 768, F16, E4M3), product(256, 768, 768, E4M3, E4M3)),
         (
             "avx2_f32",
             product(1024, 384, 1536, BF16, E4M3, 32, exponents=True),
             product(1024, 2048, 2048, BF16, E4M3, 32, exponents=True),
         ),
-        ("avx2_f32", product(256, 2048, 2048, E4M3, E4M3), product(48, 2048, 2048, E4M3, E4M3)),
         ("avx2_int8", in_integers(16, size=384), in_integers(16, size=2048)),
         ("avx2_f32", product(1, 384, 1536, F32, INT8, 128), product(1, 384, 1536, F32, E4M3, 128)),
     ],
-    ids=[
-        "many rows",
-        "bfloat16",
-        "larger weights",
-        "larger MX",
-        "fewer codes",
-        "larger integers",
-        "e4m3",
-    ],
+    ids=["many rows", "bfloat16", "codes", "larger MX", "larger integers", "e4m3"],
 )
 def test_a_kind_that_lost_with_avx2_stays_as_written(
     path: str, lost: Case, kept: Case, monkeypatch: pytest.MonkeyPatch
