@@ -34,14 +34,6 @@ JAXFP8_HD uint16_t EncodeBF16(float value) {
   return static_cast<uint16_t>(value != value ? nan : rounded);
 }
 
-// The same value as float32, in operations that have a vector form everywhere.
-JAXFP8_HD float RoundToBF16(float value) {
-  const uint32_t bits = BitsOf(value);
-  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const bool is_nan = static_cast<int32_t>(bits & 0x7fffffffu) > 0x7f800000;
-  return FloatFromBits((is_nan ? bits | 0x400000u : rounded) & 0xffff0000u);
-}
-
 JAXFP8_HD uint16_t EncodeF16(float value) {
   const uint32_t sign = (BitsOf(value) >> 16) & 0x8000u;
   const uint32_t bits = BitsOf(value) & 0x7fffffffu;

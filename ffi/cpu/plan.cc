@@ -112,12 +112,13 @@ bool AddsInFloat32(const CanonicalDot& problem, const Kernel& kernel, const Bloc
 
 // As a GEMV with float32 sums if they may be, else as whatever suits sums of float64.
 void PlanDepth(const CanonicalDot& problem, const Kernel& kernel, BlockingPlan& plan) {
-  for (const bool float32 : {true, false}) {
-    plan.gemv = IsGemv(problem, kernel, float32);
-    plan.depth.chunks = CutChunks(problem, kernel, plan.gemv);
+  const auto cut = [&](bool gemv) {
+    plan.gemv = gemv;
+    plan.depth.chunks = CutChunks(problem, kernel, gemv);
     plan.depth.float32 = AddsInFloat32(problem, kernel, plan);
-    if (!plan.gemv || plan.depth.float32) return;
-  }
+  };
+  cut(IsGemv(problem, kernel, true));
+  if (plan.gemv && !plan.depth.float32 && !IsGemv(problem, kernel, false)) cut(false);
 }
 
 int64_t PackedRowsBytes(const BlockingPlan& plan, const Chunk& chunk) {

@@ -105,6 +105,7 @@ int64_t NextTile(const Operand& side, int64_t k, int64_t depth) {
 }
 
 float Same(float scale) { return scale; }
+float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 
 // A weight can have millions of scales: the loop has no branch, only comparisons with a vector form
 // in every instruction set, and parts of a fixed size.
@@ -138,7 +139,7 @@ bool Within(const Operand& side, float lowest, float highest) {
     case DType::kU8:
       return AllWithin<uint8_t, DecodeE8M0>(side, lowest, highest);
     default:
-      if (side.scale_rounded) return AllWithin<float, RoundToBF16>(side, lowest, highest);
+      if (side.scale_rounded) return AllWithin<float, Rounded>(side, lowest, highest);
       return AllWithin<float, Same>(side, lowest, highest);
   }
 }

@@ -178,7 +178,7 @@ class GemvNk {
   }
 
   // Multiplies the first pieces, if each is whole steps or half a step. Returns the first of the
-  // others. Piece by piece, one row was 3x slower with a scale per 32 of K, and 1.3x with one per
+  // others. Piece by piece, one row was 3x slower with a scale per 32 of K, and 1.6x with one per
   // 128 (AMD Zen 4).
   template <class Tile>
   [[gnu::always_inline]] int64_t MultiplySteps(int64_t row, int64_t column, Tile& whole) const {

@@ -46,7 +46,7 @@ struct DecodedScales {
 
 // Scales of float32, rounded to bfloat16 as they are read.
 struct Rounded {
-  float operator[](int64_t i) const { return RoundToBF16(from[i]); }
+  float operator[](int64_t i) const { return DecodeBF16(EncodeBF16(from[i])); }
   Rounded operator+(int64_t count) const { return {from + count}; }
 
   const float* from;
