@@ -4,7 +4,9 @@
     fsdp    each device has texts of its own and keeps a part of each weight
     model   each device computes some of the columns, then some of the rows, of each pair of layers
 
-The axes are automatic: XLA places what a step computes, from where the state and the texts lie.
+The axes are automatic: XLA places what a step computes, from where the state and the texts lie. The
+model says where its activations lie as well. Without that XLA splits what products sum, as the
+weights are split, and sends activations: 29 GiB in a step of GPT-2's sizes on two devices, not 1.6.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 from typing import Any
 
 import jax
+from flax.linen.dtypes import promote_dtype
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -63,3 +66,9 @@ def of_state(mesh: Mesh, state: Any) -> Any:
 def of_texts(mesh: Mesh) -> NamedSharding:
     """Texts, split over the devices that have texts of their own."""
     return NamedSharding(mesh, P(("data", "fsdp")))
+
+
+def of_table(mesh: Mesh, *arrays: jax.Array, **options: Any) -> list[jax.Array]:
+    """What Flax's `Embed` multiplies, in one dtype; the last is its table, gathered over `fsdp`."""
+    *others, table = promote_dtype(*arrays, **options)
+    return [*others, jax.lax.with_sharding_constraint(table, NamedSharding(mesh, P("model")))]

@@ -32,6 +32,7 @@ class Config:
       dtype: dtype of what flows between the layers.
       remat: whether blocks are recomputed in the backward pass.
       policy: what is saved nevertheless, as `jax.checkpoint` takes it.
+      place: says where on a mesh what flows between the layers lies.
     """
 
     layers: int = 4
@@ -45,6 +46,7 @@ class Config:
     dtype: Any = jnp.bfloat16
     remat: bool = True
     policy: Callable[..., Any] | None = None
+    place: Callable[[jax.Array], jax.Array] = lambda x: x
 
 
 SIZES = {
@@ -106,7 +108,7 @@ class Block(nn.Module):
         norm = lambda name: nn.LayerNorm(dtype=config.dtype, name=name)  # noqa: E731
         x = x + Attention(config, self.decode, name="attention")(norm("norm1")(x))
         hidden = config.dense(4 * config.width, name="up")(norm("norm2")(x))
-        return x + config.dense(config.width, name="down")(nn.gelu(hidden)), None
+        return config.place(x + config.dense(config.width, name="down")(nn.gelu(hidden))), None
 
 
 class GPT(nn.Module):
@@ -123,7 +125,7 @@ class GPT(nn.Module):
         initial = nn.initializers.normal(0.02)
         places = self.param("places", initial, (config.length, config.width))
         here = jax.lax.dynamic_slice_in_dim(places, start, tokens.shape[1])
-        x = table(tokens).astype(config.dtype) + here.astype(config.dtype)
+        x = config.place(table(tokens).astype(config.dtype) + here.astype(config.dtype))
         remat = functools.partial(nn.remat, prevent_cse=False, policy=config.policy)
         block = remat(Block) if config.remat else Block
         layers = nn.scan(

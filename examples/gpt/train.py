@@ -67,6 +67,13 @@ def model_of(run: Run) -> GPT:
     policy = jaxfp8.codes_saveable  # saves nothing in bfloat16
     attention: Literal["xla", "cudnn"] = "cudnn" if jax.default_backend() == "gpu" else "xla"
     config = dataclasses.replace(run.config, dense=dense, embed=embed, policy=policy)
+    if run.mesh:
+        devices = mesh.make(run.mesh)
+        place = functools.partial(
+            jax.lax.with_sharding_constraint, shardings=mesh.of_texts(devices)
+        )
+        embed = functools.partial(embed, promote_dtype=functools.partial(mesh.of_table, devices))
+        config = dataclasses.replace(config, place=place, embed=embed)
     return GPT(dataclasses.replace(config, attention=attention))
 
 

@@ -12,6 +12,7 @@ import pytest
 import jaxfp8
 from gpt import curves, mesh, text, train
 from gpt.model import Config
+from jaxfp8._bench import _hlo
 
 SMALL = Config(layers=2, width=32, heads=2, length=32)
 
@@ -107,6 +108,20 @@ def test_a_run_on_a_mesh_gives_the_losses_of_one_device(tmp_path, curve_of):
     np.testing.assert_allclose(losses + rest, curve_of("delayed")[:12], rtol=5e-3)
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "delayed"])
+def test_a_step_sends_as_much_for_twice_the_texts(recipe):
+    """It sends weights and their gradients, no activations."""
+
+    def sent(batch):
+        run = dataclasses.replace(run_of(recipe), batch=batch, mesh="data=2,fsdp=2")
+        tokens = np.zeros((batch, SMALL.length + 1), np.int32)
+        tokens = jax.device_put(tokens, mesh.of_texts(mesh.make(run.mesh)))
+        program = train.step_of(run).lower(train.first_state(run), tokens).compile()
+        return sum(one.bytes for one in _hlo.sent(program.as_text()))
+
+    assert sent(8) == pytest.approx(sent(4), rel=0.01)
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, curve_of):
     class Killed(Exception):
@@ -123,7 +138,9 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, curve_of):
     numbers = []
     _, losses = train.train_with_checkpoints(other, tmp_path, lambda n, loss: numbers.append(n))
     assert numbers == list(range(15, 30))
-    np.testing.assert_allclose(losses, curve_of("delayed"), rtol=2e-2)
+    # To the first loss of the other mesh. Then sums in another order move codes, and codes losses.
+    np.testing.assert_allclose(losses[:16], curve_of("delayed")[:16], rtol=5e-3)
+    np.testing.assert_allclose(losses[16:], curve_of("delayed")[16:], rtol=0.1)
 
 
 @pytest.mark.parametrize("text", ["rows=2", "data=two", "data=0", "data=64"])
