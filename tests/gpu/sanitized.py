@@ -92,7 +92,7 @@ def run_ragged() -> None:
         {"lhs": "float16", "rhs": "uint8", "zero_points": True, "depth": 304, **lines},
     )
     for more in (*kinds, {"lhs": "int8", "rhs": "int8", **lines}, *weights):
-        sizes = {"rows": 150, "columns": 72, "depth": 300}
+        sizes = {"rows": 220, "columns": 72, "depth": 300}
         case = Ragged(sizes=(3, 0, 70, 129), **(sizes | more))
         lhs, rhs, wide = case.draw()
         y = jaxfp8.ragged_dot(
