@@ -30,7 +30,7 @@ setup-latest: setup  ## .venv-latest: the newest JAX, where there is a Python 3.
 cuda:  ## setup with the kernels for NVIDIA GPUs; needs no GPU, and stays on from then on
 	@JAXFP8_CUDA=1 $(MAKE) --no-print-directory setup-latest
 
-demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="--help" for more
+demo: setup  ## quantize a real sentence encoder, rewrite it and compare; ARGS="--help" for more
 	@$(BIN)/python examples/minilm_demo.py $(ARGS)
 
 # ARGS may name a part of the suite with no test for one of the runs (5), not for all of them.

@@ -175,7 +175,7 @@ def scratch(spec: Spec, device: torch.device) -> torch.Tensor:
 
 
 def main() -> None:
-    """Quantises a weight, multiplies by it, and compares with PyTorch on the dequantised one."""
+    """Quantizes a weight, multiplies by it, and compares with PyTorch on the dequantized one."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--cuda", action="store_true", help="on a GPU")
     parser.add_argument("--int8", action="store_true", help="on a GPU, rounded once more to int8")

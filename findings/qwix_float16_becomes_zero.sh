@@ -1,5 +1,5 @@
 #!/bin/bash
-# qwix 0.1.8 with jax 0.12.0.1. Quantising small float16 values to int8 gives codes of 0: the scale
+# qwix 0.1.8 with jax 0.12.0.1. Quantizing small float16 values to int8 gives codes of 0: the scale
 # 1e-4 / 127 is below what float16 holds exactly, and a scale that rounds to 0 becomes 1. The same
 # values in bfloat16 and in float32 give 127.
 #

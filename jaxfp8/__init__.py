@@ -1,4 +1,4 @@
-"""8-bit matrix products in JAX: a dequantise-matmul pattern becomes one call on the 8-bit data.
+"""8-bit matrix products in JAX: a dequantize-matmul pattern becomes one call on the 8-bit data.
 
 See `README.md` for a tour and `docs/design.md` for the map. Importing this package starts no
 backend and changes no configuration. `jaxfp8.checkpoint`, `ffi`, `linen`, `nnx`, `testing` and

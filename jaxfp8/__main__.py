@@ -199,7 +199,7 @@ def _add_checkpoints(commands: Any) -> None:
     quantize = commands.add_parser(
         "quantize",
         help="an 8-bit checkpoint from one in floats",
-        description="Quantises the weights of SRC tensor by tensor and writes DST. The same "
+        description="Quantizes the weights of SRC tensor by tensor and writes DST. The same "
         "command goes on where one that was cut off stopped. Exit code 1 if SRC would not load, or "
         "DST is taken or cannot be written; 2 if arguments are wrong, or choose no weight.",
     )
@@ -207,7 +207,7 @@ def _add_checkpoints(commands: Any) -> None:
         "--recipe", choices=_recipes(), required=True, help="how weights are held"
     )
     quantize.add_argument(
-        "--only", metavar="REGEX", help="quantise the weights whose names it matches"
+        "--only", metavar="REGEX", help="quantize the weights whose names it matches"
     )
     quantize.set_defaults(run=_quantize, stopped="stopped; the same command goes on from here")
     convert = commands.add_parser(
@@ -305,7 +305,7 @@ def _check_chosen(options: argparse.Namespace) -> None:
         name, reason = next(iter((n, left[n]) for n in can or left), ("", "it has no tensor"))
         more = f" ({name!r}: {reason})" if name else ""
         remedy = "choose weights with --only" if can else "name another checkpoint"
-        raise _UsageError(f"no weight of {options.source} would be quantised{more}; {remedy}")
+        raise _UsageError(f"no weight of {options.source} would be quantized{more}; {remedy}")
     found = [name for name in left if re.search(options.only, name)]
     what = f"matches {found[0]!r}, but {left[found[0]]}" if found else "matches no tensor"
     some = ", ".join(map(repr, nearest(options.only, can)))
@@ -316,7 +316,7 @@ def _check_pattern(pattern: str | None) -> None:
     if pattern is None:
         return
     if not pattern:
-        raise _UsageError("--only: '' matches every name; leave it out to quantise all weights")
+        raise _UsageError("--only: '' matches every name; leave it out to quantize all weights")
     try:
         re.compile(pattern)
     except re.error as error:

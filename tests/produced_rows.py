@@ -1,4 +1,4 @@
-"""Rows that a norm, or an activation and a factor, produce and that are quantised: in float64."""
+"""Rows that a norm, or an activation and a factor, produce and that are quantized: in float64."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def vectors(norm: Norm, columns: int, dtype) -> list[np.ndarray]:
 
 
 def expected(x: np.ndarray, others: list[np.ndarray], spec: ProduceSpec) -> np.ndarray:
-    """The rows that are quantised, rounded where the program rounds."""
+    """The rows that are quantized, rounded where the program rounds."""
     narrow = x.dtype
     y = x.astype(np.float64)
     wide = [v.astype(np.float64) for v in others]

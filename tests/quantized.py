@@ -1,4 +1,4 @@
-"""Quantising as float32 arithmetic has it, each operation rounded once."""
+"""Quantizing as float32 arithmetic has it, each operation rounded once."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def spread(factor: np.ndarray, shape: tuple[int, ...], tiles: tuple[int, ...]) -
 
 
 def with_nan(q: QArray, wide: np.ndarray, *places: object) -> tuple[QArray, np.ndarray]:
-    """An FP8 operand, and the same dequantised, with NaN at these indices."""
+    """An FP8 operand, and the same dequantized, with NaN at these indices."""
     values, wide = q.qvalue, wide.copy()
     for place in places:
         values, wide[place] = values.at[place].set(jnp.asarray(np.nan, values.dtype)), np.nan
@@ -80,7 +80,7 @@ class Ragged:
     k_first: bool = False
 
     def draw(self, seed: int = 0) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray]]:
-        """lhs, and rhs stored as [G, N, K] or [N, K]; and both dequantised in float64.
+        """lhs, and rhs stored as [G, N, K] or [N, K]; and both dequantized in float64.
 
         16-bit values are an array, others a `QArray`.
         """

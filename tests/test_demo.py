@@ -15,12 +15,12 @@ import pytest
 
 from jaxfp8._call.ops import slower
 from minilm import cli, files, job, measure, words
-from minilm.quantise import (
+from minilm.quantize import (
     RECIPES,
     WEIGHT_MATRICES,
     load_params,
     matrix_bytes,
-    quantise,
+    quantize,
     table_bytes,
 )
 from minilm.reference import Reference, to_8_bit
@@ -68,7 +68,7 @@ def test_float32_similarities_are_the_published_ones(loaded, params):
 @pytest.mark.slow
 def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, make):
     sentences = Tokenizer(loaded.tokenizer)(SOME)
-    program = make(quantise(params, recipe), recipe)
+    program = make(quantize(params, recipe), recipe)
     embeddings, expected = measure.embed_and_compare(
         program, make_batches(sentences), sentences, Reference(loaded.tensors, recipe), silent
     )
@@ -80,7 +80,7 @@ def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(
     loaded, params, recipe, monkeypatch
 ):
     monkeypatch.setattr(slower, "ROWS", ())
-    narrow = quantise(params, recipe)
+    narrow = quantize(params, recipe)
     batches = make_batches(Tokenizer(loaded.tokenizer)(SOME[:1]))
     report = measure.explain(narrow, recipe, batches[0])
     assert len(report.matched) == WEIGHT_MATRICES
@@ -94,7 +94,7 @@ def test_products_that_xla_computes_sooner_count_as_captured(params, loaded, mon
     monkeypatch.setattr(slower, "_machines", lambda platform: {"sooner"})
     monkeypatch.setattr(slower, "ROWS", (row,))
     batches = make_batches(Tokenizer(loaded.tokenizer)(SOME[:1]))
-    report = measure.explain(quantise(params, "INT8_DYNAMIC"), "INT8_DYNAMIC", batches[0])
+    report = measure.explain(quantize(params, "INT8_DYNAMIC"), "INT8_DYNAMIC", batches[0])
     assert (len(report.matched), len(job.left_to_xla(report))) == (30, 6)
     assert job.check_rewritten(report).passed
 
@@ -119,7 +119,7 @@ def test_numpy_model_follows_ties_and_nothing_else(recipe):
 
 
 def test_weight_bytes_are_those_of_matrices_and_tables(params):
-    narrow = quantise(params, "FP8_W8A16")
+    narrow = quantize(params, "FP8_W8A16")
     assert matrix_bytes(narrow) == 6 * (4 * 384 * 384 + 2 * 384 * 1536 + 2 * (5 * 384 + 1536))
     assert table_bytes(narrow) == table_bytes(params) == (30522 + 512 + 2) * 384 * 4
 

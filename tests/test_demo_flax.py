@@ -9,7 +9,7 @@ import jaxfp8
 import jaxfp8.nnx
 from minilm import files, job, measure, model
 from minilm.nnx_model import Encoder
-from minilm.quantise import WEIGHT_MATRICES, load_params
+from minilm.quantize import WEIGHT_MATRICES, load_params
 from minilm.sentences import ORDINARY
 from minilm.text import Tokenizer, make_batches
 
@@ -47,7 +47,7 @@ def f32(params, batch):
 
 
 @by_name
-def test_model_of_nnx_quantised_in_place_keeps_the_bars(params, batch, f32, recipe):
+def test_model_of_nnx_quantized_in_place_keeps_the_bars(params, batch, f32, recipe):
     encoder = Encoder(params)
     changes = jaxfp8.nnx.quantize(encoder, recipe, where="^layers/")
     assert len(changes.changed) == WEIGHT_MATRICES
@@ -58,7 +58,7 @@ def test_model_of_nnx_quantised_in_place_keeps_the_bars(params, batch, f32, reci
 
 
 @by_name
-def test_float_program_with_its_dots_quantised_keeps_the_bars(params, batch, f32, recipe):
+def test_float_program_with_its_dots_quantized_keeps_the_bars(params, batch, f32, recipe):
     g = jaxfp8.quantize_dots(encode, recipe, weights=0)
     narrow = g.quantize_weights(params, batch.ids, batch.mask)
     embeddings, calls = measure.count_calls(lambda: np.asarray(g(narrow, batch.ids, batch.mask)))

@@ -135,7 +135,7 @@ def test_a_scale_gets_its_gradient_through_a_join():
 
 A = made((32, 64), "tensor")
 REFUSED = {
-    "floats": ([A, jnp.ones((4, 64))], 0, TypeError, r"`arrays\[1\]` is of type .*quantise it"),
+    "floats": ([A, jnp.ones((4, 64))], 0, TypeError, r"`arrays\[1\]` is of type .*quantize it"),
     "one array": (A, 0, TypeError, "is of type QArray, but a list"),
     "nothing": ([], 0, ValueError, "is empty"),
     "codes": (
@@ -149,7 +149,7 @@ REFUSED = {
         [made((4, 64), "groups"), made((4, 64), "other channel")],
         0,
         ValueError,
-        "tiles of 1 and 32 along axis 1, .*quantise all of them alike",
+        "tiles of 1 and 32 along axis 1, .*quantize all of them alike",
     ),
     "axis": ([A, A], 2, ValueError, "`axis` is 2, but an int from -2 to 1"),
     "scalar": ([A[0, 0], A[0, 0]], 0, ValueError, "use `jaxfp8.stack`"),

@@ -284,7 +284,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence(checkpoints, capsys, case):
     assert not (checkpoints / "new").exists()
 
 
-def test_a_model_with_no_weight_to_quantise_is_refused(checkpoints, capsys):
+def test_a_model_with_no_weight_to_quantize_is_refused(checkpoints, capsys):
     files.folder(checkpoints / "kernels", {"up.kernel": FLOATS["up.weight"]})
     files.folder(checkpoints / "kept", {"embed.weight": FLOATS["embed.weight"]})
     for source, sentence in (("kernels", "name another checkpoint"), ("kept", "with --only")):

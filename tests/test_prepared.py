@@ -434,6 +434,6 @@ def test_what_was_taken_apart_wrongly_is_refused():
     assert repr(PreparedArray(None, -2)) == "PreparedArray(None, contracting=-2)"
 
 
-def test_it_dequantises_to_what_it_was():
+def test_it_dequantizes_to_what_it_was():
     q = jaxfp8.quantize(normal(8, 64), E4M3, channelwise_axes=(1,))
     assert_same(jaxfp8.dequantize(jaxfp8.prepare(q)), jaxfp8.dequantize(q))

@@ -328,7 +328,7 @@ BAD = {
         qarray((3,), (), zero_point=()),
         TypeError,
         "zero_point of `rhs` is given, but float8_e4m3fn has none; "
-        "leave it out, or quantise to int8 or uint8.",
+        "leave it out, or quantize to int8 or uint8.",
     ),
     "zero point dtype": (
         QArray(array((3,), np.int8), array((), np.float32), array((), np.uint8)),

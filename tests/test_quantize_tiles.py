@@ -1,4 +1,4 @@
-"""Where quantising is one call on the CPU, and what JAX does with that call."""
+"""Where quantizing is one call on the CPU, and what JAX does with that call."""
 
 import functools
 
@@ -168,7 +168,7 @@ def test_the_gradient_of_the_scale_is_that_of_the_largest_value():
     np.testing.assert_allclose(slope, wanted, rtol=1e-6)
 
 
-def test_under_shard_map_each_device_quantises_its_own_rows():
+def test_under_shard_map_each_device_quantizes_its_own_rows():
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = PartitionSpec("rows")
     run = jax.jit(jax.shard_map(per_token, mesh=mesh, in_specs=rows, out_specs=(rows, rows)))

@@ -222,7 +222,7 @@ def test_qwix_static_minmax_activation_has_one_scale_and_a_zero_point():
     assert rule.recipe.activation == how and rule.recipe.weight is None
 
 
-def test_qwix_rule_that_quantises_nothing_has_no_recipe():
+def test_qwix_rule_that_quantizes_nothing_has_no_recipe():
     (rule,) = as_rules([qwix_rule(module_path="head")])
     assert rule.recipe is None and choose([rule, *as_rules(jaxfp8.FP8_W8A16)], "head") is None
 

@@ -34,7 +34,7 @@ def layers(product, weights):
     return lambda x: jnp.sum(jnp.tanh(product(jnp.tanh(product(x, first)), second)))
 
 
-def dequantised(x, q):
+def dequantized(x, q):
     return x @ (q.qvalue.astype(x.dtype) * q.scale)
 
 
@@ -52,7 +52,7 @@ def in_floats(weights):
 
 
 def rewritten(weights):
-    return jaxfp8.rewrite(layers(dequantised, quantized(weights)))
+    return jaxfp8.rewrite(layers(dequantized, quantized(weights)))
 
 
 def quantized(weights):
@@ -102,7 +102,7 @@ def test_gradient_from_saved_products_is_the_gradient(program, policy):
 @pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd])
 def test_second_derivative_from_saved_products_is_that_of_floats(mode):
     weights = quantized(WEIGHTS)
-    saved = jax.checkpoint(jaxfp8.rewrite(layers(dequantised, weights)), policy=SAVE.dots_saveable)
+    saved = jax.checkpoint(jaxfp8.rewrite(layers(dequantized, weights)), policy=SAVE.dots_saveable)
     want, got = (
         jax.jit(mode(lambda x, f=f: jnp.sum(jax.grad(f)(x) ** 2)))(X[0])
         for f in (in_floats([jaxfp8.dequantize(q) for q in weights]), saved)
@@ -115,7 +115,7 @@ def scanned(inside, around):
     stack = jaxfp8.quantize(DATA.normal(3, 16, 16), channelwise_axes=(0, 2))
 
     def layer(x, q):
-        return jnp.tanh(dequantised(x, q)), None
+        return jnp.tanh(dequantized(x, q)), None
 
     return around(lambda x: jax.lax.scan(inside(layer), x, stack)[0].sum())
 
@@ -164,7 +164,7 @@ def test_joint_products_are_saved_together(monkeypatch):
 
     @jaxfp8.rewrite
     def both(x):
-        return jnp.sum(jnp.tanh(dequantised(x, first))) + jnp.sum(jnp.tanh(dequantised(x, second)))
+        return jnp.sum(jnp.tanh(dequantized(x, first))) + jnp.sum(jnp.tanh(dequantized(x, second)))
 
     joint_calls = {
         name: equations(jax.grad(jax.checkpoint(both, policy=POLICIES[name])), x).count(

@@ -14,7 +14,7 @@ from jaxfp8.testing import kernel_calls
 RNG = np.random.default_rng(0)
 
 
-def quantised(dtype, *shape, tile=None, **options):
+def quantized(dtype, *shape, tile=None, **options):
     x = jnp.asarray(RNG.normal(size=shape), jnp.float32)
     tiles = {"tiled_axes": {0: tile}} if tile else {"channelwise_axes": (1,)}
     return jaxfp8.quantize(x, dtype, **tiles, **options)
@@ -25,24 +25,24 @@ def plain(dtype, *shape):
 
 
 CASES = {
-    "bf16 x e4m3": lambda: (plain(jnp.bfloat16, 3, 64), quantised(jnp.float8_e4m3fn, 64, 17)),
-    "f32 x e5m2": lambda: (plain(jnp.float32, 3, 64), quantised(jnp.float8_e5m2, 64, 17)),
-    "int8 x int8": lambda: (quantised(jnp.int8, 3, 64, tile=3), quantised(jnp.int8, 64, 17)),
+    "bf16 x e4m3": lambda: (plain(jnp.bfloat16, 3, 64), quantized(jnp.float8_e4m3fn, 64, 17)),
+    "f32 x e5m2": lambda: (plain(jnp.float32, 3, 64), quantized(jnp.float8_e5m2, 64, 17)),
+    "int8 x int8": lambda: (quantized(jnp.int8, 3, 64, tile=3), quantized(jnp.int8, 64, 17)),
     "e4m3 x int8": lambda: (
-        quantised(jnp.float8_e4m3fn, 3, 64, tile=3),
-        quantised(jnp.int8, 64, 17),
+        quantized(jnp.float8_e4m3fn, 3, 64, tile=3),
+        quantized(jnp.int8, 64, 17),
     ),
     "short blocks": lambda: (
         plain(jnp.bfloat16, 3, 256),
-        quantised(jnp.float8_e4m3fn, 256, 17, tile=4),
+        quantized(jnp.float8_e4m3fn, 256, 17, tile=4),
     ),
     "many rows by blocks of 32": lambda: (
         plain(jnp.float32, 256, 1024),
-        quantised(jnp.float8_e4m3fn, 1024, 66, tile=32),
+        quantized(jnp.float8_e4m3fn, 1024, 66, tile=32),
     ),
     "zero points": lambda: (
         plain(jnp.bfloat16, 3, 64),
-        quantised(jnp.uint8, 64, 17, zero_point=True),
+        quantized(jnp.uint8, 64, 17, zero_point=True),
     ),
 }
 

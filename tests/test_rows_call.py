@@ -1,4 +1,4 @@
-"""Rows that are produced and quantised in one call: the definition, and what JAX makes of it."""
+"""Rows that are produced and quantized in one call: the definition, and what JAX makes of it."""
 
 import jax
 import jax.numpy as jnp

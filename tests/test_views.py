@@ -40,7 +40,7 @@ def test_a_transposed_weight_is_read_as_it_lies():
     assert w.T.T is w and w.T.stored is w and w.T.nbytes == w.nbytes
 
 
-def test_view_dequantises_to_the_transposed_values():
+def test_view_dequantizes_to_the_transposed_values():
     w = KINDS["partial blocks"](normal(3, 40, 72))
     wide = jaxfp8.dequantize(w)
     np.testing.assert_array_equal(jaxfp8.dequantize(w.mT), wide.mT)

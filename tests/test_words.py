@@ -67,6 +67,6 @@ def test_a_product_without_a_kernel_is_told_by_its_arrays(monkeypatch):
     ],
     ids=["tiles", "rows"],
 )
-def test_a_quantisation_is_told_by_its_array(spec):
+def test_a_quantization_is_told_by_its_array(spec):
     words = spec.told(jax.ShapeDtypeStruct((4, 8), jnp.float32))
-    assert words.startswith("the quantisation of ") and words.endswith("float32[4,8]")
+    assert words.startswith("the quantization of ") and words.endswith("float32[4,8]")

@@ -166,7 +166,7 @@ def decoder(
       params: what `parameters` gives.
       ids, positions, last, span: as for `llama.model.Decoder`.
       cache: with a first axis for the layers.
-      inputs_in_8_bits: whether what meets an 8-bit weight is quantised (W8A8).
+      inputs_in_8_bits: whether what meets an 8-bit weight is quantized (W8A8).
       dtype: of what flows between layers.
     """
     table = params["embed"]

@@ -62,7 +62,7 @@ def _of_mixture(config: Config, layer: int, part: str) -> str | list[str] | list
 def unused(config: Config) -> str:
     """Tensors that a decoder does not take, as a regular expression.
 
-    Wavelengths are computed. Inputs are quantised as they come, so static scales of theirs are not
+    Wavelengths are computed. Inputs are quantized as they come, so static scales of theirs are not
     read. A tied head is the table of tokens.
     """
     # DeepSeek-V3 has one more layer, to predict a second token.

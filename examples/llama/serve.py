@@ -31,7 +31,7 @@ CHUNK = 8
 
 
 def w8a8(held: jaxfp8.Recipe) -> jaxfp8.Recipe:
-    """A recipe with the weights of another, and inputs quantised as they come."""
+    """A recipe with the weights of another, and inputs quantized as they come."""
     weight = held.weight
     if weight is None:
         return held

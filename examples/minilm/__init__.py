@@ -1,1 +1,1 @@
-"""all-MiniLM-L6-v2 in plain JAX, quantised, and run with and without `jaxfp8.rewrite`."""
+"""all-MiniLM-L6-v2 in plain JAX, quantized, and run with and without `jaxfp8.rewrite`."""

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from minilm import files
 from minilm.console import show
 from minilm.job import do
-from minilm.quantise import RECIPES
+from minilm.quantize import RECIPES
 from minilm.sentences import SENTENCES
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from minilm.measure import (
     race,
     rewritten,
 )
-from minilm.quantise import WEIGHT_MATRICES, load_params, quantise
+from minilm.quantize import WEIGHT_MATRICES, load_params, quantize
 from minilm.reference import Reference
 from minilm.sentences import ORDINARY, SENTENCES
 from minilm.text import Sentence, Tokenizer, make_batches
@@ -98,7 +98,7 @@ def do(
     plain = as_written(wide, "f32")
     contenders = [plain]
     for recipe in recipes:
-        narrow = quantise(wide, recipe)
+        narrow = quantize(wide, recipe)
         contenders += [as_written(narrow, recipe), rewritten(narrow, recipe)]
     measured = race(contenders, largest, repeat, track)
     best = fastest(measured)

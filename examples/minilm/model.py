@@ -31,7 +31,7 @@ def encode(
     """Unit-length embeddings of a batch of sentences.
 
     Args:
-      params: the weights, as `quantise.load_params` and `quantise.quantise` give them.
+      params: the weights, as `quantize.load_params` and `quantize.quantize` give them.
       ids: token ids, int32 [B, T].
       mask: true at tokens and false at padding, bool [B, T].
       recipe: a key of `DOTS`.

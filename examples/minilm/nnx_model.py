@@ -9,7 +9,7 @@ from flax import nnx
 
 from minilm import model
 from minilm.model import Params
-from minilm.quantise import LINEAR
+from minilm.quantize import LINEAR
 
 
 class Encoder(nnx.Module):

@@ -26,7 +26,7 @@ def to_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def to_8_bit(x: np.ndarray, axis: int, recipe: str, run: np.ndarray | None = None) -> np.ndarray:
-    """Values rounded to 8 bit with one scale along `axis`, dequantised to float64.
+    """Values rounded to 8 bit with one scale along `axis`, dequantized to float64.
 
     `run`: the 8-bit values of the run that is checked; ties are rounded as they were there.
     """
@@ -61,10 +61,10 @@ def _follow_ties(
 
 
 class Reference:
-    """The encoder with its matrices quantised once; `recipe` may also be "f32"."""
+    """The encoder with its matrices quantized once; `recipe` may also be "f32"."""
 
     def __init__(self, tensors: dict[str, np.ndarray], recipe: str) -> None:
-        """Take the checkpoint's tensors by name, and quantise the matrices [out, in] among them."""
+        """Take the checkpoint's tensors by name, and quantize the matrices [out, in] among them."""
         self._recipe = recipe
         self._tensors = {name: self._weight(name, value) for name, value in tensors.items()}
 

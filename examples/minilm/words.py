@@ -13,7 +13,7 @@ import numpy as np
 
 from minilm.job import Check, Result, cosines, left_to_xla
 from minilm.measure import Measured
-from minilm.quantise import WEIGHT_MATRICES, matrix_bytes, table_bytes
+from minilm.quantize import WEIGHT_MATRICES, matrix_bytes, table_bytes
 from minilm.text import MAX_TOKENS
 
 HEADS = ("program", "ms per sentence", "speed", "weights", "mean cosine", "kernels")

@@ -1,5 +1,5 @@
-// The XLA FFI handlers of calls that quantise. `jaxfp8_quantize` takes values as they are:
-// common/quantize_call.h. The other two produce rows and quantise them:
+// The XLA FFI handlers of calls that quantize. `jaxfp8_quantize` takes values as they are:
+// common/quantize_call.h. The other two produce rows and quantize them:
 //
 //   operands    x, and factor [rows, columns], if `factor`; gain [columns], if `gain`; shift
 //               [columns], if `shift`

@@ -1,4 +1,4 @@
-"""The cases of quantisation on a GPU: alone, behind a norm or a gate, and in two layouts."""
+"""The cases of quantization on a GPU: alone, behind a norm or a gate, and in two layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GRAINS: dict[str, dict[str, Any]] = {
 
 
 def table() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Quantisation by granularity, of rows with a scale each, and for training."""
+    """Quantization by granularity, of rows with a scale each, and for training."""
     for grain in _GRAINS:
         yield f"quantize {grain}", functools.partial(by_grain, grain)
     for m in (8192, 2048):

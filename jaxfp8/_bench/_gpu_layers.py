@@ -37,7 +37,7 @@ def _in_bf16(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.dot_general(x, w, _NT, preferred_element_type=jnp.bfloat16)
 
 
-def _dequantised(*held: jaxfp8.QArray) -> tuple[jax.Array, ...]:
+def _dequantized(*held: jaxfp8.QArray) -> tuple[jax.Array, ...]:
     return tuple(jaxfp8.dequantize(q, jnp.bfloat16) for q in held)
 
 
@@ -83,7 +83,7 @@ def chain(tokens: int = _TOKENS, width: int = _WIDTH, hidden: int = _HIDDEN) -> 
     contenders = {
         "jaxfp8 chained": contender("cuda", chained, x, up, down),
         "jaxfp8, bf16 between": contender("cuda", with_a_pass, x, up, down),
-        "XLA bf16": contender("cuda", plain, *_dequantised(x, up, down)),
+        "XLA bf16": contender("cuda", plain, *_dequantized(x, up, down)),
     }
     name = f"FP8 chain {tokens} x {width} x {hidden}"
     return Case(name=name, contenders=contenders, flops=4.0 * tokens * width * hidden)
@@ -108,7 +108,7 @@ def norm_layer(m: int, width: int = _WIDTH) -> Case:
     contenders = {
         "jaxfp8": contender("cuda", jaxfp8.rewrite(layer), *given, least=8),
         "XLA, same expression": contender("cuda", layer, *given, least=8),
-        "XLA bf16": contender("cuda", wide, x, gain, *_dequantised(w), least=8),
+        "XLA bf16": contender("cuda", wide, x, gain, *_dequantized(w), least=8),
     }
     return Case(
         name=f"RMSNorm, codes, product {m} x {width} x {width}",

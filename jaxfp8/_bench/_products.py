@@ -47,7 +47,7 @@ class Kind(Way):
     """A way to multiply, and what it is timed beside."""
 
     has_bias: bool = False  # whether a bias in float32 is added
-    rounds_in_call: bool = False  # whether the timed call quantises `x`, too
+    rounds_in_call: bool = False  # whether the timed call quantizes `x`, too
     has_peers: bool = False  # whether wider products and oneDNN are timed on the CPU
 
     @property
@@ -182,7 +182,7 @@ def product(name: str, shape: Shape, platform: str = "cpu", from_memory: bool = 
     if kind.rounds_in_call:
         ahead = dataclasses.replace(kind, rounds_in_call=False).operation
         multiply = functools.partial(ahead, axis=axis)
-        contenders["jaxfp8 quantised ahead"] = time(multiply, codes, held, bias)
+        contenders["jaxfp8 quantized ahead"] = time(multiply, codes, held, bias)
     wide = values(codes), values(w_nk).T
     if on_cpu:
         contenders[PREPARED] = _prepared(kind, time, given, held, bias)
@@ -252,7 +252,7 @@ def _prepared(
 
 
 def _wide_on_cpu(time: Any, x: jax.Array, w: jax.Array) -> Contenders:
-    """The bare product of the dequantised operands, in wider types."""
+    """The bare product of the dequantized operands, in wider types."""
     peers: Contenders = {}
     for name, dtype in (("f32", jnp.float32), ("bf16", jnp.bfloat16)):
         size = w.size * jnp.dtype(dtype).itemsize

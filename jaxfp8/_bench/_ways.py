@@ -53,7 +53,7 @@ class Way:
             return lax.dot_general(x, w, numbers, precision, **more)
         return jaxfp8.dot_general(x, w, numbers, **more, compute=self.recipe.compute)
 
-    # The timed stages: the kernel alone; a layer, its weight quantised ahead; and all of it.
+    # The timed stages: the kernel alone; a layer, its weight quantized ahead; and all of it.
 
     def layer(self, x: jax.Array, w: Any) -> jax.Array:
         """The product of a float and a held weight."""

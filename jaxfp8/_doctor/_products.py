@@ -136,7 +136,7 @@ def _excess(x: jax.Array | QArray, w: jax.Array | QArray, y: np.ndarray, platfor
     in_fp8 = all(isinstance(q, QArray) and dtypes.is_float8(q.qvalue.dtype) for q in (x, w))
     cut_off = 0.0 if platform == "cpu" else _CUT_OFF_FP8 if in_fp8 else _CUT_OFF
     results = y[np.ix_(rows, columns)]
-    # Operands are dequantised in float32, too.
+    # Operands are dequantized in float32, too.
     bound = ((left.shape[1] + 4) * 2.0**-24 + cut_off) * magnitude + np.spacing(np.abs(results))
     return float(np.max(np.abs(results.astype(np.float64) - exact) - bound))
 
@@ -147,6 +147,6 @@ def _spread(size: int, number: int) -> np.ndarray:
 
 
 def _float64(operand: jax.Array | QArray, lines: np.ndarray) -> np.ndarray:
-    """Some lines of an operand, dequantised."""
+    """Some lines of an operand, dequantized."""
     wide = dequantize(operand, jnp.float32) if isinstance(operand, QArray) else operand
     return np.asarray(wide)[lines].astype(np.float64)

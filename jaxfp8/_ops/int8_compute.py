@@ -34,7 +34,7 @@ from jaxfp8._call.ops.int8_form import (
     in_one_call,
     is_rounded,
     narrowed,
-    requantised,
+    requantized,
     rounded,
 )
 from jaxfp8._value import dtypes
@@ -127,7 +127,7 @@ def _product(
     if in_one_call(spec, list(named.values())):
         stored: dict[str, Any] = named
         return scaled_dot(spec, **stored, kernel=IN_INT8, out_sharding=out_sharding)
-    made: dict[str, Any] = requantised(spec, named)
+    made: dict[str, Any] = requantized(spec, named)
     return scaled_dot(narrowed(spec), **made, out_sharding=out_sharding)
 
 

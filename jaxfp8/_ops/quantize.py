@@ -325,7 +325,7 @@ def _values(codes: jax.Array, scale: jax.Array, zero_point: jax.Array | None = N
 def _nearest(
     dtype: np.dtype, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None
 ) -> jax.Array:
-    """`x` quantised and dequantised, with the straight-through gradient."""
+    """`x` quantized and dequantized, with the straight-through gradient."""
     return _values(codes_of(dtype, x, scale, zero_point), scale, zero_point)
 
 
@@ -350,7 +350,7 @@ def _nearest_jvp(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _nearest_chosen(dtype: np.dtype, tiles: Shape, power_of_two: bool, x: jax.Array) -> jax.Array:
-    """`x` quantised with chosen scales and dequantised, in float32."""
+    """`x` quantized with chosen scales and dequantized, in float32."""
     codes, scale = quantize_tiles(x, dtype, tiles, power_of_two)
     return compat.laid_out_like(map_tiles(_values, codes, [scale], tiles), jax.typeof(x))
 

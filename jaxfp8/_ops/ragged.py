@@ -63,7 +63,7 @@ def ragged_dot(
 
     A row of no group has a sum of 0, and no bias.
 
-    It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
+    It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantized operands, with sums and
     scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
     be 0. Known ones have to fit `lhs`. Among those of a traced array, one below 0 counts as 0, and
     excess over `lhs` is cut off.

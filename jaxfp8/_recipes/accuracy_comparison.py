@@ -29,8 +29,8 @@ def compared(
 ) -> AccuracyReport:
     """The report on a model, after it has run.
 
-    `wide` gives the outputs of the model with dequantised weights; None if it cannot. If the float
-    weights are unknown (`is_whole`), `exact` is of dequantised ones, and a warning says so.
+    `wide` gives the outputs of the model with dequantized weights; None if it cannot. If the float
+    weights are unknown (`is_whole`), `exact` is of dequantized ones, and a warning says so.
     """
     rows = sorted(recorder.rows(), key=lambda row: (not math.isnan(row.sqnr), row.sqnr))
     total = accuracy.compare(exact, got)

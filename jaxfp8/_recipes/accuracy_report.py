@@ -91,7 +91,7 @@ class LayerError:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantisation noise of the output, in dB."""
+        """Signal to quantization noise of the output, in dB."""
         return self.output.sqnr
 
 
@@ -105,10 +105,10 @@ class AccuracyReport:
     Attributes:
       rows: one for each layer.
       total: error of the model's outputs, of all roundings.
-      weights: the part of it from rounding weights: outputs of the model with dequantised weights,
+      weights: the part of it from rounding weights: outputs of the model with dequantized weights,
         against the float model's. None unless both operands of a layer are in 8 bits.
       activations: the part from rounding activations: outputs of the 8-bit model, against the model
-        with dequantised weights. None likewise.
+        with dequantized weights. None likewise.
       note: the part missing from the errors; "" if they are whole.
     """
 
@@ -122,7 +122,7 @@ class AccuracyReport:
     def keep_wide(self) -> tuple[str, ...]:
         """Paths of the layers better kept in floats: below 20 dB, or 10 under the median.
 
-        Pass `where=lambda path, layer: path not in report.keep_wide` to quantise the others.
+        Pass `where=lambda path, layer: path not in report.keep_wide` to quantize the others.
         """
         finite = [row.sqnr for row in self.rows if math.isfinite(row.sqnr)]
         least = LEAST_DECIBELS

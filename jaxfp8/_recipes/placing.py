@@ -252,7 +252,7 @@ def _check_kinds(operation: str, path: str, values: Sequence[Any]) -> None:
     kinds = {None if _in_8_bits(value) else np.dtype(value.dtype) for value in values}
     if len(kinds) > 1:
         got, needs = f"is made of {len(kinds)} kinds of tensors", "those that are joined are alike"
-        remedy = "keep them apart, or quantise all of them alike"
+        remedy = "keep them apart, or quantize all of them alike"
         raise ValueError(message(operation, f"`{path}`", got, needs, remedy))
 
 

@@ -1,6 +1,6 @@
 """Recipes: how the operands of a product are held in 8 bits, under the names people know.
 
-Layers, `quantize_dots` and training all quantise through these. So a recipe means the same codes
+Layers, `quantize_dots` and training all quantize through these. So a recipe means the same codes
 and scales everywhere.
 """
 
@@ -242,7 +242,7 @@ class CurrentScaling:
     Attributes:
       granularity: "tensor"; "channel": one scale for each index that is not summed over; or
         "block": 128 x 128 of a weight, and 128 along the sum of anything else. Except for a weight
-        in blocks, a tensor that two products sum along different axes is then quantised for each.
+        in blocks, a tensor that two products sum along different axes is then quantized for each.
       power_of_two: whether scales are rounded up to powers of two, which makes scaling exact;
         by default unless there is one for each tensor.
       forward_dtype: dtype of activations and weights.

@@ -42,7 +42,7 @@ class Rule:
           rule: anything with the fields of `qwix.QuantizationRule`; missing ones have its defaults.
 
         Returns:
-          A `Rule` of the same paths; its recipe is None where the rule quantises nothing.
+          A `Rule` of the same paths; its recipe is None where the rule quantizes nothing.
 
         Raises:
           TypeError: a `QArray` cannot hold the dtype, such as int4.

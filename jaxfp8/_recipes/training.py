@@ -45,7 +45,7 @@ def fp8_dot_general(
     `d_lhs = q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it
     were the identity. The backward pass keeps only 8-bit values, so there are no second
     derivatives; `CurrentScaling(second_derivatives=True)` keeps floats as well. Everything
-    saturates: no value becomes NaN or infinite by being quantised.
+    saturates: no value becomes NaN or infinite by being quantized.
 
     Args:
       lhs: activations, float32, bfloat16 or float16.
@@ -106,7 +106,7 @@ def dot_and_scalings(
 ) -> tuple[jax.Array, Scalings]:
     """The product of `fp8_dot_general`, and the next scalings of both operands.
 
-    They come from the amaxes found while quantising, and have no gradient. None for
+    They come from the amaxes found while quantizing, and have no gradient. None for
     `CurrentScaling`. With `evaluates` the product is not a training step, differentiated or not.
     """
     operation = "jaxfp8.fp8_dot_general"

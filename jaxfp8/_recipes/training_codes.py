@@ -60,7 +60,7 @@ def encode_for_products(
 
     The products sum over different axes. With one scale for the whole tensor, or one for each
     square, both have the same codes, on a GPU each in its fastest layout. With a scale per row,
-    scales may not vary along the summed axes, so the tensor is quantised twice, with the summed
+    scales may not vary along the summed axes, so the tensor is quantized twice, with the summed
     axes last; a GPU may read it once for both. Unless `both`, only the first codes are of use. A
     training step pays for no amax in front of the codes.
     """
@@ -109,7 +109,7 @@ def _by_own_amax(
 
 
 def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike, is_weight: bool) -> Quantization:
-    """How a tensor without a delayed scaling is quantised: by its own amax."""
+    """How a tensor without a delayed scaling is quantized: by its own amax."""
     if isinstance(recipe, DelayedScaling):
         return Quantization(dtype=dtype, granularity="tensor")
     return recipe.quantization(dtype, is_weight)

@@ -1,4 +1,4 @@
-"""Quantised operands of FP8 training, and their product: one scaled dot.
+"""Quantized operands of FP8 training, and their product: one scaled dot.
 
 Codes have no derivative. A product to be differentiated twice keeps its operands in floats as well,
 and rounding is differentiated as if it were the identity.
@@ -23,7 +23,7 @@ from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, OperandSpec, Scal
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codes:
-    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays stacked by a scan."""
+    """A quantized operand. FP8 as bytes: XLA:CPU widens float8 arrays stacked by a scan."""
 
     values: jax.Array  # the codes, as uint8
     scale: jax.Array  # float32, one per tile

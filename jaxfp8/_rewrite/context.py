@@ -57,7 +57,7 @@ class Context(abc.ABC):
             self._implicit[value] = Scaled(storage_bytes(value), value.dtype, origin=value)
         return self._implicit[value]
 
-    def dequantised(self, value: Value) -> Scaled | None:
+    def dequantized(self, value: Value) -> Scaled | None:
         """The 8-bit data behind a value of a wider dtype."""
         fact = self.facts.get(value)
         wide = value.dtype not in dtypes.EIGHT_BIT

@@ -198,7 +198,7 @@ def rewrite(
     compute: str | None = None,
     target: Target | None = None,
 ) -> Callable[..., Any]:
-    """Makes the dequantise-matmul patterns of a function into products of the 8-bit data itself.
+    """Makes the dequantize-matmul patterns of a function into products of the 8-bit data itself.
 
     An operand of a `dot_general` in `fun` may be, algebraically, an 8-bit array times scales:
     `q.astype(dtype) * scale`, in whatever order and shape. Then the dot and its scales become one
@@ -210,7 +210,7 @@ def rewrite(
     Args:
       fun: any function of pytrees of arrays, jitted or not. As with `jax.jit`, it is traced once
         for each combination of shapes, dtypes and values of arguments that are not arrays.
-      strict: raise if a dot of 8-bit or dequantised data stays as written, also where XLA's
+      strict: raise if a dot of 8-bit or dequantized data stays as written, also where XLA's
         program is faster.
       compute: None multiplies 8-bit data as it is stored. "int8" rounds FP8 and float operands of
         captured dots once more, as by `compute` of `jaxfp8.dot_general`; products of the backward

@@ -37,7 +37,7 @@ class Error:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantisation noise, `20 log10(1 / relative_l2)`, in dB; inf if equal."""
+        """Signal to quantization noise, `20 log10(1 / relative_l2)`, in dB; inf if equal."""
         return decibels(self.signal, self.noise)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantisation noise of all outputs, in dB."""
+        """Signal to quantization noise of all outputs, in dB."""
         return self.total.sqnr
 
     @property

@@ -28,7 +28,7 @@ class Change:
       recipe: name of the recipe; "" if the weight stayed as it was.
       reason: why the weight stayed as it was; "" if it was changed.
       bytes_before, bytes_after: of weight, scale and zero point, without the bias.
-      sqnr: signal to quantisation noise of the weight, in dB; None if it was not measured.
+      sqnr: signal to quantization noise of the weight, in dB; None if it was not measured.
     """
 
     path: str

@@ -15,7 +15,7 @@ from jaxfp8._value.picking import bytes_to_pick
 from jaxfp8._value.spec import Shape
 
 _OPERATION = "jaxfp8.QArray"
-_REMEDY = "index along whole tiles, or dequantise it first"
+_REMEDY = "index along whole tiles, or dequantize it first"
 
 
 def part(q: Any, index: Any, tiles: Shape) -> Any:

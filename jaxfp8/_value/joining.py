@@ -24,7 +24,7 @@ from jaxfp8._value.spec import Shape
 from jaxfp8._value.tiles import repeated
 from jaxfp8._value.transposed import TransposedArray, view
 
-_ALIKE = "quantise all of them alike, or join what `jaxfp8.dequantize` gives"
+_ALIKE = "quantize all of them alike, or join what `jaxfp8.dequantize` gives"
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> QArray | TransposedArray:
@@ -117,7 +117,7 @@ def _held(operation: str, operand: str, arrays: Any) -> list[Any]:
         name = f"{operand}[{number}]"
         if not isinstance(array, QArray | TransposedArray):
             got, needs = f"is of type {type(array).__name__}", "a QArray or a view is needed"
-            remedy = "quantise it, or join what `jaxfp8.dequantize` gives of the others"
+            remedy = "quantize it, or join what `jaxfp8.dequantize` gives of the others"
             if hasattr(array, "unprepare"):  # no import: joined arrays are below prepared ones
                 remedy = "join what `unprepare()` gives of each, and prepare the result"
             raise TypeError(message(operation, f"`{name}`", got, needs, remedy))

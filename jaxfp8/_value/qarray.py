@@ -36,7 +36,7 @@ Tiles = tuple[int | None, ...]
 class QArray(MatmulOperator):
     """An array held in 8 bits: `value = (qvalue - zero_point) * scale`.
 
-    A scale multiplies to dequantise. The values of a tile share one scale: along each axis the
+    A scale multiplies to dequantize. The values of a tile share one scale: along each axis the
     scale has size 1 (one tile), the size of `qvalue` (tiles of one), or one entry per tile. A
     `QArray` is a pytree, and transformations may put anything in place of its leaves. The
     constructor therefore checks nothing. Every function of a `QArray` checks these invariants:
@@ -122,7 +122,7 @@ class QArray(MatmulOperator):
         pairs = zip(self.shape, _entries(self), self.tile_sizes, strict=True)
         if any(size != count * tile for size, count, tile in pairs if count > 1):
             got, needs = f"has tiles {self.tiles}", "tiles that divide their axis are needed"
-            remedy = "quantise with a tile size that divides it"
+            remedy = "quantize with a tile size that divides it"
             raise ValueError(message("jaxfp8.QArray.to", f"shape {self.shape}", got, needs, remedy))
         return kind(qvalue=self.qvalue, scale=self.scale, zero_point=self.zero_point)
 
@@ -306,7 +306,7 @@ def _check_dtypes(q: QArray, operation: str, operand: str) -> None:
         return
     zero = np.dtype(q.zero_point.dtype)
     if is_float8(dtype):
-        needs, remedy = f"{dtype.name} has none", "leave it out, or quantise to int8 or uint8"
+        needs, remedy = f"{dtype.name} has none", "leave it out, or quantize to int8 or uint8"
         type_error(operation, operand, "zero_point", "is given", needs, remedy)
     if zero not in (dtype, INT32):
         needs = f"qvalue of dtype {dtype.name} needs {names((dtype, INT32))}"

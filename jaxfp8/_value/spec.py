@@ -142,7 +142,7 @@ class EpilogueSpec:
       bias: shape of the bias, or None.
       activation: one of `ACTIVATIONS`.
       out_dtype: logical dtype of the output; FP8 travels as uint8.
-      out_scale: shape of the float32 scale of an 8-bit output (it dequantises), or None.
+      out_scale: shape of the float32 scale of an 8-bit output (it dequantizes), or None.
       amax: shape of the float32 amax: axes of size 1 are reduced, or None.
     """
 

@@ -67,12 +67,12 @@ def forms(weights: Mapping[str, QArray], block: tuple[int, int] | None = None) -
     Raises:
       ValueError: the format has no words for one.
     """
-    found = {name: _form(name, q) for name, q in weights.items()}
-    blocks = {form.block for form in found.values() if form.strategy == "block"}
+    forms = {name: _form(name, q) for name, q in weights.items()}
+    blocks = {form.block for form in forms.values() if form.strategy == "block"}
     wanted = sorted(filter(None, {block, *blocks}), reverse=True)
     return {
         name: next((_as_block(form, b) for b in wanted if _fits(weights[name], b)), form)
-        for name, form in found.items()
+        for name, form in forms.items()
     }
 
 
@@ -115,15 +115,15 @@ def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
             return "block", (rows, depth)
         if q.ndim > 2:  # experts as [K, N]
             return "channel", None
-    found = f"of shape {shape} has a scale of shape {tuple(q.scale.shape)}"
+    got = f"of shape {shape} has a scale of shape {tuple(q.scale.shape)}"
     if any(tile != 1 for tile in tiles[:-2]):
         axes = dict(enumerate((*(1,) * (q.ndim - 2), *tiles[-2:])))
-        found = f"of shape {shape} has tiles {tiles}, across matrices of the stack"
+        got = f"of shape {shape} has tiles {tiles}, across matrices of the stack"
         needs = "files have scales for each matrix"
-        remedy = f"quantise it again with `tiled_axes={axes}`"
-        raise _refused(name, found, needs, remedy)
+        remedy = f"quantize it again with `tiled_axes={axes}`"
+        raise _refused(name, got, needs, remedy)
     needs = "weights are saved as [N, K] with a scale per tensor, row, block or group of a row"
-    raise _refused(name, found, needs, "save the transposed weight, of [N, K]")
+    raise _refused(name, got, needs, "save the transposed weight, of [N, K]")
 
 
 def config(

@@ -43,7 +43,7 @@ from jaxfp8.checkpoint._stored import Lazy, Stored, stored
 
 _OPERATION = "jaxfp8.checkpoint.convert"
 _FLOAT = _dtypes.BY_CODE["BF16"]
-_QUANTISE = "quantise the model's float version with `jaxfp8.checkpoint.quantize`"
+_QUANTIZE = "quantize the model's float version with `jaxfp8.checkpoint.quantize`"
 _FLAG = "pass `floats=True` to write it in bfloat16"
 _DYNAMIC = {"float": recipes.FP8_DYNAMIC, "int": recipes.INT8_DYNAMIC}
 
@@ -143,8 +143,8 @@ class _Plan:
         if isinstance(cache, str):
             needs = "servers hold caches in FP8"
             remedy = "remove the key, and the cache stays in floats"
-            found = f"kv_cache_quant_algo is {cache!r}"
-            raise CheckpointError(self._checkpoint.path, "", found, needs, remedy)
+            got = f"kv_cache_quant_algo is {cache!r}"
+            raise CheckpointError(self._checkpoint.path, "", got, needs, remedy)
         if not self._forms and not cache:
             return None
         static = [name for name in self.tensors if _names.last(name) == "input_scale"]
@@ -271,8 +271,8 @@ class _Plan:
         def make() -> np.ndarray:
             values = np.asarray(getattr(self._read(name), part))
             if part == "zero_point" and (values != values.astype(np.int8)).any():
-                found, needs = "has zero points past int8", "servers hold int8"
-                raise CheckpointError(self._checkpoint.path, name, found, needs, _QUANTISE)
+                got, needs = "has zero points past int8", "servers hold int8"
+                raise CheckpointError(self._checkpoint.path, name, got, needs, _QUANTIZE)
             return np.broadcast_to(values.astype(dtype, copy=False), shape)
 
         return Lazy(shape, dtype, make)

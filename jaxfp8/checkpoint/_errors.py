@@ -13,7 +13,7 @@ class CheckpointError(ValueError):
     Attributes:
       file: the file or folder at fault.
       tensor: name of the tensor at fault, or "" for the file as a whole.
-      found: the content found.
+      got: the content.
       needs: the content needed instead.
       remedy: advice to the user.
 
@@ -28,15 +28,15 @@ class CheckpointError(ValueError):
     """
 
     def __init__(
-        self, file: str | os.PathLike[str], tensor: str, found: str, needs: str, remedy: str
+        self, file: str | os.PathLike[str], tensor: str, got: str, needs: str, remedy: str
     ) -> None:
         self.file, self.tensor = os.fspath(file), tensor
-        self.found, self.needs, self.remedy = found, needs, remedy
-        what = f"tensor {tensor!r} {found}" if tensor else found
+        self.got, self.needs, self.remedy = got, needs, remedy
+        what = f"tensor {tensor!r} {got}" if tensor else got
         super().__init__(f"{self.file}: {what}, but {needs}; {remedy}.")
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), (self.file, self.tensor, self.found, self.needs, self.remedy)
+        return type(self), (self.file, self.tensor, self.got, self.needs, self.remedy)
 
 
 def from_json(text: str | bytes) -> Any:

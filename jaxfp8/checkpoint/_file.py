@@ -134,9 +134,9 @@ class File:
             except OSError as error:
                 raise _unreadable(self.path, error) from error
             if count == 0:
-                found, needs = f"ends at byte {start + done}", f"it has {entry.nbytes} bytes"
+                got, needs = f"ends at byte {start + done}", f"it has {entry.nbytes} bytes"
                 remedy = "the file was cut short while it was read: fetch it again"
-                raise CheckpointError(self.path, entry.name, found, needs, remedy)
+                raise CheckpointError(self.path, entry.name, got, needs, remedy)
             done += count
 
     def _read_header(self) -> Header:
@@ -149,8 +149,8 @@ class File:
             part = os.pread(self._descriptor, length - len(text), LENGTH_BYTES + len(text))
             if not part:
                 needs, remedy = f"the header has {length}", "fetch the file again"
-                found = f"the file ends after {len(text)} bytes of its header"
-                raise CheckpointError(self.path, "", found, needs, remedy)
+                got = f"the file ends after {len(text)} bytes of its header"
+                raise CheckpointError(self.path, "", got, needs, remedy)
             text += part
         return parse(self.path, bytes(text), size)
 
@@ -226,9 +226,7 @@ def _starts(shape: tuple[int, ...], leading: list[tuple[int, int]]) -> Iterator[
 
 def _unreadable(path: str, error: OSError) -> CheckpointError:
     if error.errno == errno.EBADF:
-        found, needs = "the checkpoint is closed", "its bytes are needed"
-        return CheckpointError(
-            path, "", found, needs, "open it again, and read before it is closed"
-        )
-    found = f"the file cannot be read ({error.strerror or error})"
-    return CheckpointError(path, "", found, "its bytes are needed", "check the path and its rights")
+        got, needs = "the checkpoint is closed", "its bytes are needed"
+        return CheckpointError(path, "", got, needs, "open it again, and read before it is closed")
+    got = f"the file cannot be read ({error.strerror or error})"
+    return CheckpointError(path, "", got, "its bytes are needed", "check the path and its rights")

@@ -118,11 +118,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        found = f"the file cannot be read ({str(error)[:80]})"
-        raise CheckpointError(path, "", found, "JSON is needed", "fetch it again") from error
+        got = f"the file cannot be read ({str(error)[:80]})"
+        raise CheckpointError(path, "", got, "JSON is needed", "fetch it again") from error
     if not isinstance(content, dict):
-        found = f"the file holds a {type(content).__name__}"
-        raise CheckpointError(path, "", found, "a JSON object is needed", "fetch it again")
+        got = f"the file holds a {type(content).__name__}"
+        raise CheckpointError(path, "", got, "a JSON object is needed", "fetch it again")
     return content
 
 
@@ -133,9 +133,9 @@ def _paths(
     try:
         return _paths_of(place)
     except OSError as error:
-        found = f"the path cannot be read ({error.strerror or error})"
+        got = f"the path cannot be read ({error.strerror or error})"
         needs, remedy = "its files are needed", "check the path and its rights"
-        raise CheckpointError(place, "", found, needs, remedy) from error
+        raise CheckpointError(place, "", got, needs, remedy) from error
 
 
 def _paths_of(
@@ -151,31 +151,31 @@ def _paths_of(
     if path is not None:
         index = _index(path)
         return [_member(path, name) for name in sorted(set(index.values()))], path, index
-    found = sorted(place.glob("*.safetensors"))
-    if place / SINGLE in found and not any("-of-" in path.name for path in found):
-        found = [place / SINGLE]  # as transformers does: others are Mistral's copy, or adapters
-    if len(found) > 1:
-        some = ", ".join(path.name for path in found[:4])
+    files = sorted(place.glob("*.safetensors"))
+    if place / SINGLE in files and not any("-of-" in path.name for path in files):
+        files = [place / SINGLE]  # as transformers does: others are Mistral's copy, or adapters
+    if len(files) > 1:
+        some = ", ".join(path.name for path in files[:4])
         needs = f"several files need an index, such as {INDEX}"
         remedy = "fetch the index too, or name one file"
         raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
-    found = found or _gguf.files_in(place)
-    if not found:
+    files = files or _gguf.files_in(place)
+    if not files:
         raise _foreign.without(place)
-    return found, None, {}
+    return files, None, {}
 
 
 def _index_of(place: pathlib.Path) -> pathlib.Path | None:
     """The index of a folder, or the one named itself."""
     if place.is_file() or (place / INDEX).exists():
         return place if place.is_file() else place / INDEX
-    found = sorted(place.glob(_INDICES))
-    if len(found) > 1:
-        some = ", ".join(path.name for path in found[:4])
+    indices = sorted(place.glob(_INDICES))
+    if len(indices) > 1:
+        some = ", ".join(path.name for path in indices[:4])
         needs = "one index says which files are the model"
-        remedy = f"name one of them, such as {found[0]}"
+        remedy = f"name one of them, such as {indices[0]}"
         raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
-    return found[0] if found else None
+    return indices[0] if indices else None
 
 
 def _index(path: pathlib.Path) -> dict[str, str]:
@@ -216,9 +216,9 @@ def _arrays(files: dict[str, File]) -> frozenset[str]:
 
 
 def _names_in(path: str, text: str) -> list[str]:
-    found = from_json(text)
-    if isinstance(found, list) and all(isinstance(name, str) for name in found):
-        return found
+    names = from_json(text)
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return names
     text = f"the metadata's {ARRAYS} is no list of names"
     raise CheckpointError(path, "", text, "one is needed", "write the file again")
 
@@ -256,9 +256,9 @@ def _quantization(
     if (folder / MODELOPT_CONFIG).is_file():
         return {"quant_method": "modelopt", **read_json(folder / MODELOPT_CONFIG)}
     if QUANTIZATION in metadata:
-        found = from_json(metadata[QUANTIZATION])
-        if isinstance(found, dict):
-            return found
+        config = from_json(metadata[QUANTIZATION])
+        if isinstance(config, dict):
+            return config
         remedy = "write the file again"
         text = f"the metadata's {QUANTIZATION} is no JSON object"
         raise CheckpointError(path, "", text, "one is needed", remedy)

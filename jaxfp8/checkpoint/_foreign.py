@@ -108,10 +108,10 @@ def check(path: str, head: bytes) -> None:
     Raises:
       CheckpointError: the file is of a known other kind.
     """
-    found = kind(os.path.basename(path), head)
-    if found is not None:
+    writer = kind(os.path.basename(path), head)
+    if writer is not None:
         needs = "a safetensors file is needed"
-        raise CheckpointError(path, "", f"the file is {found.words}", needs, found.remedy)
+        raise CheckpointError(path, "", f"the file is {writer.words}", needs, writer.remedy)
 
 
 def without(folder: pathlib.Path) -> CheckpointError:
@@ -125,24 +125,24 @@ def without(folder: pathlib.Path) -> CheckpointError:
         }
     )
     if below:
-        found = f"the folder has none itself, and {_listed(below)} below it have some"
-        return _missing(folder, found, f"name one of these, {folder / below[0]}")
+        got = f"the folder has none itself, and {_listed(below)} below it have some"
+        return _missing(folder, got, f"name one of these, {folder / below[0]}")
     steps = [name for name in names[:_LOOKED_AT] if name.isdigit()]
     if any((folder / step / mark).exists() for step in ("", *steps) for mark in _ORBAX):
         return _missing(folder, "the folder is a checkpoint of orbax", _RESTORE)
     kinds = {name: _kind_of(folder / name) for name in names[:_LOOKED_AT]}
-    others = {name: found for name, found in kinds.items() if found is not None and found.weights}
+    others = {name: one for name, one in kinds.items() if one is not None and one.weights}
     if others:
         name, first = next(iter(others.items()))
         rest = len(others) - 1
         more = f" (and {rest} such file{'s' * (rest > 1)})" if rest else ""
         return _missing(folder, f"{name} is {first.words}{more}", first.remedy)
-    found = f"the folder has {_listed(names)} alone" if names else "the folder is empty"
-    return _missing(folder, found, "check the path, or fetch the files")
+    got = f"the folder has {_listed(names)} alone" if names else "the folder is empty"
+    return _missing(folder, got, "check the path, or fetch the files")
 
 
-def _missing(folder: pathlib.Path, found: str, remedy: str) -> CheckpointError:
-    return CheckpointError(folder, "", found, "a safetensors file is needed", remedy)
+def _missing(folder: pathlib.Path, got: str, remedy: str) -> CheckpointError:
+    return CheckpointError(folder, "", got, "a safetensors file is needed", remedy)
 
 
 def _kind_of(path: pathlib.Path) -> Kind | None:

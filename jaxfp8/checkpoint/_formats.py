@@ -47,8 +47,8 @@ def read(config: Mapping[str, Any] | None, path: str) -> Format:
     name = str(method).lower()
     if name not in _METHODS:
         other = f", the format of {_OTHERS[name]}" if name in _OTHERS else ""
-        found = f"the quantization_config has quant_method {method!r}{other}"
-        raise CheckpointError(path, "", found, f"one of {', '.join(_METHODS)} is read", _READ)
+        got = f"the quantization_config has quant_method {method!r}{other}"
+        raise CheckpointError(path, "", got, f"one of {', '.join(_METHODS)} is read", _READ)
     row, keys = _METHODS[name]
     _check_keys(config, (*_COMMON_KEYS, *_SKIP_KEYS, *keys), path, name)
     skipped, key = _skip_list(config, path)
@@ -75,10 +75,10 @@ def _check_keys(config: Mapping[str, Any], known: tuple[str, ...], path: str, wh
     """Refuses a key of unknown meaning: it may change what the stored numbers mean."""
     for key, value in config.items():
         if key not in known and value not in (None, False, "") and value != [] and value != {}:
-            found = f"the quantization_config ({where}) has {key} = {str(value)[:60]!r}"
+            got = f"the quantization_config ({where}) has {key} = {str(value)[:60]!r}"
             needs = "it is unknown whether that changes a weight"
             remedy = "remove the key from the file if it does not; else update jaxfp8"
-            raise CheckpointError(path, "", found, needs, remedy)
+            raise CheckpointError(path, "", got, needs, remedy)
 
 
 def _skip_list(config: Mapping[str, Any], path: str) -> tuple[tuple[str, ...], str]:
@@ -125,15 +125,15 @@ def _group(name: str, group: Any, path: str) -> Scheme:
     )
     kind, form = weights.get("type"), _dict(group).get("format") or "dense"
     if weights.get("num_bits") != 8 or kind not in ("int", "float") or form not in _COMPRESSED:
-        found = f"{name} holds weights as {weights.get('num_bits')}-bit {kind} ({form})"
-        raise CheckpointError(path, "", found, "8 bits, int or float, are needed", _PUBLISHED)
+        got = f"{name} holds weights as {weights.get('num_bits')}-bit {kind} ({form})"
+        raise CheckpointError(path, "", got, "8 bits, int or float, are needed", _PUBLISHED)
     _check_keys(group, _GROUP_KEYS, path, name)
     _check_keys(weights, _WEIGHT_KEYS, path, f"weights of {name}")
     strategy = _strategy(weights)
     if strategy not in ("tensor", "channel", "block", "group"):
-        found = f"{name} has strategy {strategy!r}"
+        got = f"{name} has strategy {strategy!r}"
         needs = "tensor, channel, block or group is needed"
-        raise CheckpointError(path, "", found, needs, _PUBLISHED)
+        raise CheckpointError(path, "", got, needs, _PUBLISHED)
     size = weights.get("block_structure") if strategy == "block" else [1, weights.get("group_size")]
     blocks = strategy in ("block", "group")
     static = bool(inputs) and inputs.get("dynamic") is False
@@ -202,8 +202,8 @@ def _mistral(config: Mapping[str, Any], path: str) -> Format:
     """Of the params.json beside Mistral's own files."""
     form, act = config.get("qformat_weight"), config.get("qscheme_act")
     if form != "fp8_e4m3" or act not in (None, "TENSOR", "NO_SCALES"):
-        found = f"params.json says qformat_weight {form!r} and qscheme_act {act!r}"
-        raise CheckpointError(path, "", found, "fp8_e4m3 and TENSOR are read", _PUBLISHED)
+        got = f"params.json says qformat_weight {form!r} and qscheme_act {act!r}"
+        raise CheckpointError(path, "", got, "fp8_e4m3 and TENSOR are read", _PUBLISHED)
     static = act == "TENSOR"
     activations = "static, per tensor" if static else "dynamic"
     scheme = Scheme(kind="float", granularity="row", activations=activations, static=static)
@@ -213,8 +213,8 @@ def _mistral(config: Mapping[str, Any], path: str) -> Format:
 def _modelopt(config: Mapping[str, Any], path: str) -> Format:
     algorithm = str(config.get("quant_algo")).upper()
     if config.get("pre_quant_scale"):
-        found, needs = "pre_quant_scale is true", "inputs that are not smoothed are needed"
-        raise CheckpointError(path, "", found, needs, _SMOOTHED)
+        got, needs = "pre_quant_scale is true", "inputs that are not smoothed are needed"
+        raise CheckpointError(path, "", got, needs, _SMOOTHED)
     if config.get("quant_algo") is None:  # the cache of attention alone
         return Format(name="ModelOpt, weights in floats", schemes=())
     if algorithm != _MIXED:
@@ -222,8 +222,8 @@ def _modelopt(config: Mapping[str, Any], path: str) -> Format:
         return Format(name=f"ModelOpt {algorithm}", schemes=(scheme,))
     layers = config.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
-        found, needs = f"quantized_layers is {layers!r}", "an algorithm for each layer is needed"
-        raise CheckpointError(path, "", found, needs, "fetch hf_quant_config.json again")
+        got, needs = f"quantized_layers is {layers!r}", "an algorithm for each layer is needed"
+        raise CheckpointError(path, "", got, needs, "fetch hf_quant_config.json again")
     by_algorithm: dict[str, list[str]] = {}
     for layer, said in layers.items():
         by_algorithm.setdefault(str(_dict(said).get("quant_algo")).upper(), []).append(layer)
@@ -237,15 +237,15 @@ def _modelopt(config: Mapping[str, Any], path: str) -> Format:
 def _of_algorithm(layer: str, algorithm: str, path: str) -> Scheme:
     if algorithm in _MODELOPT:
         return _MODELOPT[algorithm]
-    found = f"quant_algo{f' of {layer!r}' if layer else ''} is {algorithm}"
+    got = f"quant_algo{f' of {layer!r}' if layer else ''} is {algorithm}"
     needs = f"one of {', '.join(_MODELOPT)} is read"
-    raise CheckpointError(path, "", found, needs, _PUBLISHED)
+    raise CheckpointError(path, "", got, needs, _PUBLISHED)
 
 
 def _bitsandbytes(config: Mapping[str, Any], path: str) -> Format:
     if config.get("load_in_4bit") or config.get("_load_in_4bit"):
-        found, needs = "load_in_4bit is true", "weights of LLM.int8 are read"
-        raise CheckpointError(path, "", found, needs, _PUBLISHED)
+        got, needs = "load_in_4bit is true", "weights of LLM.int8 are read"
+        raise CheckpointError(path, "", got, needs, _PUBLISHED)
     scheme = Scheme(kind="int", granularity="channel", activations="dynamic, per token")
     return Format(name="bitsandbytes LLM.int8", schemes=(scheme,))
 
@@ -254,8 +254,8 @@ def _quanto(config: Mapping[str, Any], path: str) -> Format:
     said = config.get("weights", config.get("weights_dtype"))  # the latter by diffusers
     kind = {"int8": "int", "float8": "float"}.get(str(said))
     if kind is None:
-        found = f"weights are {said!r}"
-        raise CheckpointError(path, "", found, "int8 or float8 is read", _PUBLISHED)
+        got = f"weights are {said!r}"
+        raise CheckpointError(path, "", got, "int8 or float8 is read", _PUBLISHED)
     activations = str(config.get("activations") or "floats")
     scheme = Scheme(kind=kind, granularity="row", activations=activations)
     return Format(name="optimum-quanto", schemes=(scheme,))
@@ -278,8 +278,8 @@ def _block(size: Any, path: str) -> tuple[int, int]:
     is_pair = isinstance(size, list | tuple) and len(size) == 2
     if is_pair and all(type(n) is int and n > 0 for n in size):
         return size[0], size[1]
-    found, needs = f"the size of a block is {size!r}", "two sizes, of [N, K], are needed"
-    raise CheckpointError(path, "", found, needs, _AGAIN)
+    got, needs = f"the size of a block is {size!r}", "two sizes, of [N, K], are needed"
+    raise CheckpointError(path, "", got, needs, _AGAIN)
 
 
 def _dict(value: Any) -> Mapping[str, Any]:

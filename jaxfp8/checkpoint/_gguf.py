@@ -92,9 +92,9 @@ class GgufFile(File):
         experts = min(shape[0], _MOST_EXPERTS + 1) if shape else 0
         names = _gguf_names.names_of(tensor.name, self.metadata, experts)
         if not 1 <= len(names) <= _MOST_EXPERTS:
-            found = f"has {shape[0] if shape else 0} experts"
+            got = f"has {shape[0] if shape else 0} experts"
             needs = f"1 to {_MOST_EXPERTS} are read"
-            raise CheckpointError(self.path, tensor.name, found, needs, "fetch the file again")
+            raise CheckpointError(self.path, tensor.name, got, needs, "fetch the file again")
         if "_exps." in tensor.name and names != [tensor.name]:
             shape = shape[1:]
         else:
@@ -207,9 +207,9 @@ def opened(paths: Sequence[str], enter: Any) -> dict[str, File]:
         else:
             files[path] = enter(File(path))
     if first and (count := first.metadata.get(_COUNT_OF_PARTS) or 1) != len(files):
-        found = f"the model is said to be in {count} files"
+        got = f"the model is said to be in {count} files"
         needs = f"{len(files)} are here"
-        raise CheckpointError(first.path, "", found, needs, "fetch all files of it")
+        raise CheckpointError(first.path, "", got, needs, "fetch all files of it")
     for number, file in enumerate(files.values()):
         _check_number(file, number)
     return files
@@ -219,8 +219,8 @@ def _check_number(file: File, number: int) -> None:
     """Refuses a part under the name of another: the first one tells the order of rows."""
     said = file.metadata.get(_NUMBER_OF_PART, number) if isinstance(file, GgufFile) else number
     if said != number:
-        found, needs = f"it is part {said} of its model, from 0", f"part {number} has that name"
-        raise CheckpointError(file.path, "", found, needs, "give each part its own name again")
+        got, needs = f"it is part {said} of its model, from 0", f"part {number} has that name"
+        raise CheckpointError(file.path, "", got, needs, "give each part its own name again")
 
 
 def is_gguf(path: str) -> bool:

@@ -177,8 +177,8 @@ class _Source:
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
-            found = f"{what} is no UTF-8"
-            raise CheckpointError(self.file, "", found, "text is needed", _FETCH) from error
+            got = f"{what} is no UTF-8"
+            raise CheckpointError(self.file, "", got, "text is needed", _FETCH) from error
 
     def check_count(self, count: int, least: int, what: str) -> None:
         """Refuses a count of things of at least so many bytes each, if the file is too short."""
@@ -298,5 +298,5 @@ def _padded(place: int, alignment: int) -> int:
     return -(-place // alignment) * alignment
 
 
-def _refuse(file: str, tensor: str, found: str, needs: str, remedy: str) -> NoReturn:
-    raise CheckpointError(file, tensor, found, needs, remedy)
+def _refuse(file: str, tensor: str, got: str, needs: str, remedy: str) -> NoReturn:
+    raise CheckpointError(file, tensor, got, needs, remedy)

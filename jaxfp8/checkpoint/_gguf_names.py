@@ -142,21 +142,21 @@ def check(file: str, metadata: Mapping[str, Any], kinds: Mapping[str, str]) -> N
       CheckpointError: it is no whole model, or outputs of a weight in Q8_0 have a scale.
     """
     kind = metadata.get(_TYPE, _MODEL_TYPE)
-    found, remedy = f"{_TYPE} is {str(kind)[:40]!r}", "load the model's own file"
+    got, remedy = f"{_TYPE} is {str(kind)[:40]!r}", "load the model's own file"
     if kind == _STATISTICS_TYPE:
-        needs = "it has statistics for llama.cpp's quantiser, and no weights"
-        raise CheckpointError(file, "", found, needs, remedy)
+        needs = "it has statistics for llama.cpp's quantizer, and no weights"
+        raise CheckpointError(file, "", got, needs, remedy)
     if family(metadata) is None:
         return
     if kind != _MODEL_TYPE:
         needs = f"{_MODEL_TYPE!r} is needed: the order of rows of others is unknown"
-        raise CheckpointError(file, "", found, needs, remedy)
+        raise CheckpointError(file, "", got, needs, remedy)
     for name in kinds:
         weight = name.removesuffix(".scale") + ".weight"
         if name.endswith(".scale") and kinds.get(weight) == "Q8_0":
-            found = f"scales the output of {weight!r}"
+            got = f"scales the output of {weight!r}"
             needs = "weights in Q8_0 have no other scale"
-            raise CheckpointError(file, name, found, needs, "fetch the model's own Q8_0 file")
+            raise CheckpointError(file, name, got, needs, "fetch the model's own Q8_0 file")
 
 
 def alternating_heads(file: str, name: str, rows: int, metadata: Mapping[str, Any]) -> int:
@@ -219,8 +219,8 @@ def config_of(
         value = metadata.get(f"{architecture}.{end}")
         if type(value) not in (int, float, type(None)):
             needs = "config.json has one number for all layers"
-            found = f"{architecture}.{end} is {str(value)[:60]}"
-            raise CheckpointError(file, "", found, needs, "fetch the model's safetensors files")
+            got = f"{architecture}.{end} is {str(value)[:60]}"
+            raise CheckpointError(file, "", got, needs, "fetch the model's safetensors files")
         if value is not None:
             said[key] = _short(value) if isinstance(value, float) else value
     _check_keys(file, metadata, said)
@@ -248,9 +248,9 @@ def _check_keys(file: str, metadata: Mapping[str, Any], said: Mapping[str, Any])
         end = key.removeprefix(start)
         is_said = end == key or end in _OTHERS or end in _SIZES.values()
         if not is_said and value != sizes.get(_SAME.get(end, "")):
-            found, needs = f"the metadata has {key} = {str(value)[:60]}", "config.json has no words"
+            got, needs = f"the metadata has {key} = {str(value)[:60]}", "config.json has no words"
             remedy = "take the configuration of the model's safetensors files"
-            raise CheckpointError(file, "", found, f"{needs} for it here", remedy)
+            raise CheckpointError(file, "", got, f"{needs} for it here", remedy)
 
 
 def _short(value: float) -> float:

@@ -104,8 +104,8 @@ def header_length(file: str, first: bytes, size: int) -> int:
         needs = f"the header of a safetensors file has at most {MOST_BYTES}"
         _refuse(file, "", f"the first 8 bytes announce a header of {length} bytes", needs, _OTHER)
     if LENGTH_BYTES + length > size:
-        found = f"the header is said to have {length} bytes"
-        _refuse(file, "", found, f"the file has {size}", _FETCH)
+        got = f"the header is said to have {length} bytes"
+        _refuse(file, "", got, f"the file has {size}", _FETCH)
     return length
 
 
@@ -138,8 +138,8 @@ def _json(file: str, text: bytes) -> dict[str, Any]:
         if not _has_all_texts(content, whole):
             content = json.loads(whole, object_pairs_hook=_no_doubles)
     except (ValueError, RecursionError) as error:
-        found = f"the header cannot be read ({str(error)[:80]})"
-        raise CheckpointError(file, "", found, "JSON is needed", _FETCH) from error
+        got = f"the header cannot be read ({str(error)[:80]})"
+        raise CheckpointError(file, "", got, "JSON is needed", _FETCH) from error
     return content
 
 
@@ -171,8 +171,8 @@ def _no_constant(name: str) -> NoReturn:
 def _metadata(file: str, metadata: Any) -> dict[str, str]:
     if isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values()):
         return metadata
-    found = f"the header's {METADATA} is not a map of texts"
-    _refuse(file, "", found, "each value is a string", _FETCH)
+    got = f"the header's {METADATA} is not a map of texts"
+    _refuse(file, "", got, "each value is a string", _FETCH)
 
 
 def _parsed(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entry]]:
@@ -278,8 +278,8 @@ def _check_filled(file: str, entries: list[Entry], begin: int, size: int) -> Non
             _refuse(file, entry.name, f"begins at byte {entry.start} and {what} it", needs, _FETCH)
         end, before = entry.stop, entry
     if end != size:
-        found = f"the file has {size} bytes"
-        _refuse(file, "", found, f"{_named(before)}, the last tensor, ends at byte {end}", _FETCH)
+        got = f"the file has {size} bytes"
+        _refuse(file, "", got, f"{_named(before)}, the last tensor, ends at byte {end}", _FETCH)
 
 
 def _named(entry: Entry | None) -> str:
@@ -292,8 +292,8 @@ def _check_digest(file: str, entries: list[Entry], metadata: dict[str, str], beg
         return
     tensors = {entry.name: as_json(entry, begin) for entry in entries}
     if digest(tensors, metadata) != metadata.get(DIGEST):
-        found = "the header was changed after the file was written"
-        _refuse(file, "", found, f"it has to match its {DIGEST}", _FETCH)
+        got = "the header was changed after the file was written"
+        _refuse(file, "", got, f"it has to match its {DIGEST}", _FETCH)
 
 
 def as_json(entry: Entry, begin: int) -> dict[str, Any]:
@@ -302,5 +302,5 @@ def as_json(entry: Entry, begin: int) -> dict[str, Any]:
     return {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": offsets}
 
 
-def _refuse(file: str, tensor: str, found: str, needs: str, remedy: str) -> NoReturn:
-    raise CheckpointError(file, tensor, found, needs, remedy)
+def _refuse(file: str, tensor: str, got: str, needs: str, remedy: str) -> NoReturn:
+    raise CheckpointError(file, tensor, got, needs, remedy)

@@ -251,10 +251,8 @@ def inspect(
     if isinstance(path, Checkpoint):
         if unscaled:
             needs, remedy = "its tensors have their meaning already", "pass it to `open` instead"
-            found = "is passed with an open checkpoint"
-            raise ValueError(
-                message("jaxfp8.checkpoint.inspect", "`unscaled`", found, needs, remedy)
-            )
+            got = "is passed with an open checkpoint"
+            raise ValueError(message("jaxfp8.checkpoint.inspect", "`unscaled`", got, needs, remedy))
         return path.summary(values=values)
     with Checkpoint(path, unscaled=unscaled) as checkpoint:
         return checkpoint.summary(values=values)
@@ -276,4 +274,4 @@ def _all(problems: tuple[CheckpointError, ...]) -> CheckpointError:
     if not others:
         return first
     more = f"{first.remedy} ({others} more: `python -m jaxfp8 inspect` lists them)"
-    return CheckpointError(first.file, first.tensor, first.found, first.needs, more)
+    return CheckpointError(first.file, first.tensor, first.got, first.needs, more)

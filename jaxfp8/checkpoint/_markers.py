@@ -48,9 +48,9 @@ def _check_comfy(path: str, layer: str, said: dict[str, Any], entries: Mapping[s
     extra = [key for key, value in said.items() if value and key not in _HARMLESS]
     code = _COMFY.get(str(said.get("format")))
     if code is None or extra:
-        found = f"is said to be {json.dumps(said)[:120]}"
+        got = f"is said to be {json.dumps(said)[:120]}"
         needs = f"one of {', '.join(_COMFY)} is read"
-        raise CheckpointError(path, layer, found, needs, _REMEDY)
+        raise CheckpointError(path, layer, got, needs, _REMEDY)
     weight = entries.get(f"{layer.removesuffix(_MARK)}.weight")
     if weight is not None and weight.code != code:
         needs = f"its layer is said to be {said['format']}, which is {code}"
@@ -74,8 +74,8 @@ def _object(path: str, name: str, text: str | bytes) -> dict[str, Any]:
     content = from_json(text)
     if isinstance(content, dict):
         return content
-    found = "does not say what its layer is" if name else f"{_COMFY_METADATA} cannot be read"
-    raise CheckpointError(path, name, found, "a JSON object is needed", "fetch the file again")
+    got = "does not say what its layer is" if name else f"{_COMFY_METADATA} cannot be read"
+    raise CheckpointError(path, name, got, "a JSON object is needed", "fetch the file again")
 
 
 def _torchao_type(text: str) -> str | None:

@@ -165,7 +165,7 @@ class _Planning:
         if entry.name in self._folder.arrays:
             return False
         # A table of bytes or a mask needs no scale. The weight of a layer does: the config states
-        # the form of some and leaves the others in floats, or quantises the cache alone.
+        # the form of some and leaves the others in floats, or quantizes the cache alone.
         schemes = self._form.schemes
         return _names.last(name) == "weight" and (not schemes or any(s.kind for s in schemes))
 
@@ -177,8 +177,8 @@ class _Planning:
         if kind.certain and kind.role != _names.CODES:
             needs = f"no 8-bit weight uses it{_neighbour(group)}"
             what = "scale or zero point" if kind.role in _USUAL else kind.role
-            found = f"is a {what}{by}"
-            raise CheckpointError(entry.file, entry.name, found, needs, f"{AGAIN}, or remove it")
+            got = f"is a {what}{by}"
+            raise CheckpointError(entry.file, entry.name, got, needs, f"{AGAIN}, or remove it")
         if entry.code not in _dtypes.BY_CODE:
             why = _dtypes.why_not(entry.code)
             raise CheckpointError(entry.file, entry.name, f"is {entry}", *why)
@@ -191,13 +191,13 @@ class _Planning:
             if self._folder.entries[like].code == "F8_E8M0":
                 sign = "exponents, as pairs of FP4 have"
             by = f" ({sign})" if sign else ""
-            found = f"is {entry}, and {like!r} beside it looks like its scale{by}"
+            got = f"is {entry}, and {like!r} beside it looks like its scale{by}"
             needs = f"codes are read with their scale alone, named {_names.spellings(entry.name)}"
-            raise CheckpointError(entry.file, entry.name, found, needs, _weight.RENAME)
+            raise CheckpointError(entry.file, entry.name, got, needs, _weight.RENAME)
         if (weight := self._changed_by(entry.name)) is not None:
             needs = f"it is unknown how that changes {weight!r} beside it"
-            found = f"is {entry}, of an unread format"
-            raise CheckpointError(entry.file, entry.name, found, needs, f"{_UNREAD}, or {RAW}")
+            got = f"is {entry}, of an unread format"
+            raise CheckpointError(entry.file, entry.name, got, needs, f"{_UNREAD}, or {RAW}")
         part = Part(entry, _dtypes.BY_CODE[entry.code], entry.shape)
         layout = Layout(part, reason=self._why_wide(kind, entry), writer=kind.writer)
         return layout.item(_names.canonical(entry.name))
@@ -251,14 +251,14 @@ _USUAL = (_names.SCALE, _names.ZERO_POINT)
 
 
 def _refuse_twice(name: str, entry: Entry, other: Entry) -> None:
-    found, needs = f"would be loaded as {name!r}", f"so would {other.name!r}"
-    raise CheckpointError(entry.file, entry.name, found, needs, "remove one of them")
+    got, needs = f"would be loaded as {name!r}", f"so would {other.name!r}"
+    raise CheckpointError(entry.file, entry.name, got, needs, "remove one of them")
 
 
 def _refuse_packed(kind: Kind, entry: Entry) -> None:
     needs, remedy = "codes of 8 bits with plain scales are read", _weight.OTHER_WRITER
-    found = "belongs to a packed format" + (f" of {kind.writer}" if kind.writer else "")
-    raise CheckpointError(entry.file, entry.name, found, needs, remedy)
+    got = "belongs to a packed format" + (f" of {kind.writer}" if kind.writer else "")
+    raise CheckpointError(entry.file, entry.name, got, needs, remedy)
 
 
 def _neighbour(group: Group) -> str:

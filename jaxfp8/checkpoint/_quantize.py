@@ -111,13 +111,13 @@ def quantize(
     with contextlib.closing(Folder(src)) as folder:
         job = _Job(folder, place, recipe, where)
         total = sum(entry.nbytes for entry in folder.entries.values())
-        with progress("quantising", total, size) as done:
+        with progress("quantizing", total, size) as done:
             job.run(done)
         return job.finish()
 
 
 def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
-    """By tensor, why `quantize` would leave it; "" for one to quantise.
+    """By tensor, why `quantize` would leave it; "" for one to quantize.
 
     Raises:
       CheckpointError: as `quantize` does for the source.
@@ -192,9 +192,9 @@ class _Job:
             _write.write_json(self._work / _JOB, job)
             return {}
         if _folder.read_json(self._work / _JOB) != job:
-            found = "there is unfinished work of another source, recipe or choice of weights"
+            got = "there is unfinished work of another source, recipe or choice of weights"
             needs, remedy = "a run goes on with its own", "remove the folder to begin again"
-            raise CheckpointError(self._work, "", found, needs, remedy)
+            raise CheckpointError(self._work, "", got, needs, remedy)
         journal = self._work / _JOURNAL
         lines = journal.read_text().split("\n") if journal.exists() else [""]
         # A truncated last line has no end; its tensor is made again.
@@ -312,7 +312,7 @@ def _rows_of_tile(how: Quantization) -> int:
 
 
 def _struct(entry: Entry, how: Quantization) -> QArray:
-    """Shapes and dtypes of a quantised weight; they depend on its shape alone."""
+    """Shapes and dtypes of a quantized weight; they depend on its shape alone."""
     sizes = how.tiles(entry.shape, contracting=(1,))
     tiles = tuple(sizes.get(axis, max(n, 1)) for axis, n in enumerate(entry.shape))
     counts = tile_counts(entry.shape, tiles)
@@ -327,8 +327,8 @@ def check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
     if inner == outer or outer in inner.parents:
         needs, remedy = "the source lies there", "name another path"
         kind = "folder" if os.path.isdir(place) else "file"
-        found = f"the new checkpoint would replace that {kind}"
-        raise CheckpointError(place, "", found, needs, remedy)
+        got = f"the new checkpoint would replace that {kind}"
+        raise CheckpointError(place, "", got, needs, remedy)
 
 
 def _checked(folder: Folder) -> dict[str, Entry]:
@@ -339,13 +339,13 @@ def _checked(folder: Folder) -> dict[str, Entry]:
     for item in planned.items.values():
         if item.scale is not None:
             entry = item.value.entry
-            needs, remedy = "a source is in floats", "quantise the float version of the model"
+            needs, remedy = "a source is in floats", "quantize the float version of the model"
             raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
     return folder.entries
 
 
 def _reasons(entries: Mapping[str, Entry], selects: Selection) -> dict[str, str]:
-    """By name, why a tensor is not quantised; "" if it is."""
+    """By name, why a tensor is not quantized; "" if it is."""
     kept = {} if selects.given is not None else _kept.reasons(_shapes(entries))
     return {name: _why_left(entry, selects, kept) for name, entry in entries.items()}
 

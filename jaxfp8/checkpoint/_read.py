@@ -119,9 +119,9 @@ def check_scale(part: Part, values: np.ndarray) -> None:
     wide = values.astype(np.float32)
     if not np.isfinite(wide).all():
         bad = int(wide.size - np.isfinite(wide).sum())
-        found, needs = f"is a scale with {bad} entries that are not finite", "a scale is finite"
+        got, needs = f"is a scale with {bad} entries that are not finite", "a scale is finite"
         entry = part.entry
-        raise CheckpointError(entry.file, entry.name, found, needs, "fetch the file again")
+        raise CheckpointError(entry.file, entry.name, got, needs, "fetch the file again")
 
 
 def sharding_of(shardings: Shardings, item: Item) -> Sharding:
@@ -183,8 +183,8 @@ def _cast(part: Part, values: np.ndarray, target: np.dtype) -> np.ndarray:
         info = np.iinfo(target)
         if values.min() < info.min or values.max() > info.max:
             entry = part.entry
-            found, needs = f"is {entry} with numbers past {target.name}", "64 bits are needed"
-            raise CheckpointError(entry.file, entry.name, found, needs, "enable x64 in JAX")
+            got, needs = f"is {entry} with numbers past {target.name}", "64 bits are needed"
+            raise CheckpointError(entry.file, entry.name, got, needs, "enable x64 in JAX")
     return values.astype(target)
 
 

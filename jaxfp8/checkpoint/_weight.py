@@ -118,13 +118,13 @@ def _scale(entry: Entry, name: str, group: Group) -> tuple[Kind, Entry] | None:
         needs = "inputs would have to be multiplied by it before the product"
         remedy = "load an export without SmoothQuant, such as ModelOpt's FP8 or W8A16, or " + RAW
         _refuse(other, f"smooths the input of {name!r}", needs, remedy)
-    found = group.get(_names.SCALE, [])
-    if len(found) == 1 and found[0][0].certain:
-        return found[0]
-    found = [one for one in found if serves(one[0], entry)]
-    if len(found) > 1:
-        found = [one for one in found if one[0].certain] or found
-    return _one(entry, found, "scale")
+    scales = group.get(_names.SCALE, [])
+    if len(scales) == 1 and scales[0][0].certain:
+        return scales[0]
+    scales = [one for one in scales if serves(one[0], entry)]
+    if len(scales) > 1:
+        scales = [one for one in scales if one[0].certain] or scales
+    return _one(entry, scales, "scale")
 
 
 def serves(kind: Kind, entry: Entry) -> bool:
@@ -132,11 +132,11 @@ def serves(kind: Kind, entry: Entry) -> bool:
     return kind.certain or kind.writer != "DeepSeek" or entry.code in FP8
 
 
-def _one(entry: Entry, found: list[tuple[Kind, Entry]], what: str) -> tuple[Kind, Entry] | None:
-    if len(found) > 1:
-        names = " and ".join(repr(one.name) for _, one in found)
+def _one(entry: Entry, fitting: list[tuple[Kind, Entry]], what: str) -> tuple[Kind, Entry] | None:
+    if len(fitting) > 1:
+        names = " and ".join(repr(one.name) for _, one in fitting)
         _refuse(entry, f"has the {what}s {names}", "one is needed", "remove the other")
-    return found[0] if found else None
+    return fitting[0] if fitting else None
 
 
 def _unscaled(name: str, value: Part) -> Item:
@@ -185,10 +185,10 @@ def _refuse_misfit(value: Part, forms: tuple[Scheme, ...], group: Group) -> None
     code, entry = _code(value), value.entry
     if not any(code in _CODES_OF[scheme.kind] for scheme in forms):
         pairs = code in INTS and any(e.code == "F8_E8M0" for _, e in group.get(_names.SCALE, ()))
-        found = f"is {entry}" + (" beside exponents, as pairs of FP4 are" if pairs else "")
+        got = f"is {entry}" + (" beside exponents, as pairs of FP4 are" if pairs else "")
         wanted = _CODES_OF[forms[0].kind][:2]
         needs = f"the config says {forms[0].kind}, which is {' or '.join(wanted)}"
-        _refuse(entry, found, needs, f"its meaning is unknown: {RAW}")
+        _refuse(entry, got, needs, f"its meaning is unknown: {RAW}")
 
 
 def _refuse_scale(value: Part, scale: Entry, forms: tuple[Scheme, ...]) -> NoReturn:
@@ -199,9 +199,9 @@ def _refuse_scale(value: Part, scale: Entry, forms: tuple[Scheme, ...]) -> NoRet
     code = _code(value)
     scheme = next(scheme for scheme in forms if code in _CODES_OF[scheme.kind])
     misfit = grain(value.shape, code, scale.shape, scale.code, scheme)
-    found = f"is a scale of shape {list(scale.shape)} in {scale.code}"
+    got = f"is a scale of shape {list(scale.shape)} in {scale.code}"
     remedy = f"fetch it again, mend the config, or {RAW}"
-    _refuse(scale, found, f"{value.entry.name!r}, {misfit}", remedy)
+    _refuse(scale, got, f"{value.entry.name!r}, {misfit}", remedy)
 
 
 def _code(value: Part) -> str:
@@ -211,15 +211,15 @@ def _code(value: Part) -> str:
 
 def refuse_bare(entry: Entry, name: str, like: str | None, folder: Folder) -> NoReturn:
     """Refuses codes without a scale."""
-    found = f"is {entry} without a scale"
+    got = f"is {entry} without a scale"
     needs = f"a scale is needed, named {_names.spellings(name)}"
     if like is not None:
-        found, remedy = f"{found} of a known name; {like!r} looks like one", RENAME
+        got, remedy = f"{got} of a known name; {like!r} looks like one", RENAME
     elif folder.is_part:
         remedy = "name the folder instead: its scale may lie in another of the model's files"
     else:
         remedy = _UNSCALED if entry.code in FP8 else RAW
-    _refuse(entry, found, needs, remedy)
+    _refuse(entry, got, needs, remedy)
 
 
 def _check_layout(group: Group, folder: Folder) -> None:
@@ -252,7 +252,7 @@ def _check_order(value: Part, scheme: Scheme, found: Grain, group: Group, folder
         # Writers store -1 for columns in order.
         if not (order == -1).all() and not np.array_equal(order, neighbours):
             needs = "one scale serves neighbouring columns"
-            remedy = f"quantise the model without actorder, or with actorder 'weight', or {RAW}"
+            remedy = f"quantize the model without actorder, or with actorder 'weight', or {RAW}"
             _refuse(entry, "puts columns that are no neighbours in one group", needs, remedy)
 
 
@@ -282,8 +282,8 @@ def _zero_point(
         )
         _refuse(zero, f"is a zero point of dtype {zero.code}", needs, "remove it, or convert it")
     if zero.shape != scale.shape:
-        found, needs = f"has shape {list(zero.shape)}", f"its scale has {list(scale.shape)}"
-        _refuse(zero, found, needs, "fetch it again")
+        got, needs = f"has shape {list(zero.shape)}", f"its scale has {list(scale.shape)}"
+        _refuse(zero, got, needs, "fetch it again")
     return Part(zero, dtype, shape)
 
 
@@ -292,5 +292,5 @@ def _packed_rows(shape: Shape) -> Shape | None:
     return (*shape[:-2], -(-shape[-2] // _dtypes.IN_A_WORD), shape[-1]) if len(shape) > 1 else None
 
 
-def _refuse(entry: Entry, found: str, needs: str, remedy: str) -> NoReturn:
-    raise CheckpointError(entry.file, entry.name, found, needs, remedy)
+def _refuse(entry: Entry, got: str, needs: str, remedy: str) -> NoReturn:
+    raise CheckpointError(entry.file, entry.name, got, needs, remedy)

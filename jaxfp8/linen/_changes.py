@@ -86,7 +86,7 @@ class Notes:
         return self.kinds.get(path[:-1], nn.Module)
 
     def changes(self, before: Any, after: Any) -> Changes:
-        """A row for each weight of the parameters `before`; `after` are the same, quantised."""
+        """A row for each weight of the parameters `before`; `after` are the same, quantized."""
         new, rows, others = dict(parameters(after)), [], []
         for path, leaf in parameters(before):
             kind, weight = self.kind(path), self.weights.get(path)
@@ -132,7 +132,7 @@ def _is_whole(leaf: Any) -> bool:
 
 
 def _why_left(kind: type, weight: Weight | None, before: Any) -> str:
-    """Why a parameter stays as it is; "" if it is quantised."""
+    """Why a parameter stays as it is; "" if it is quantized."""
     if weight is None and kind in _TWINS:
         return f"its layer is Flax's, not the {kind.__name__} of `jaxfp8.linen`"
     if weight is None:

@@ -66,7 +66,7 @@ class Weight:
 def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype: Any) -> Any:
     """The weight of a module: in 8 bits, or a float array if the recipe leaves it wide.
 
-    `init` makes it in 8 bits. A float weight is quantised while parameters may change, as in
+    `init` makes it in 8 bits. A float weight is quantized while parameters may change, as in
     `jaxfp8.linen.quantize`, and is an error otherwise.
     """
     check_recipe(_operation(module), weight.recipe)
@@ -116,7 +116,7 @@ def _lies_otherwise(module: nn.Module, weight: Weight) -> bool:
 
 
 def _settle(module: nn.Module, weight: Weight) -> None:
-    """Checks the given weight of a module; quantises it in `jaxfp8.linen.quantize`."""
+    """Checks the given weight of a module; quantizes it in `jaxfp8.linen.quantize`."""
     given: Any = module.get_variable(PARAMS, weight.name)
     if isinstance(given, Mapping) and "qvalue" in given:
         given = _restored(module, weight, given)

@@ -50,7 +50,7 @@ class DenseGeneral(_Layer):
       batch_dims: leading axes; each index of them has a kernel of its own.
       use_bias: whether a bias is added.
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
-      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      param_dtype: dtype of the bias, and of the kernel before it is quantized.
       kernel_init, bias_init: initialisers.
       precision: as in `jaxfp8.dot_general`.
       recipe: how kernel and input are held.
@@ -111,7 +111,7 @@ class Dense(_Layer):
       features: number of output features.
       use_bias: whether a bias is added.
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
-      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      param_dtype: dtype of the bias, and of the kernel before it is quantized.
       precision: as in `jaxfp8.dot_general`.
       kernel_init, bias_init: initialisers.
       recipe: how kernel and input are held.
@@ -154,7 +154,7 @@ class Einsum(_Layer):
       einsum_str: the equation of input and kernel, unless it is given to the call.
       use_bias: whether a bias is added, of the kernel's axes in the output.
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
-      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      param_dtype: dtype of the bias, and of the kernel before it is quantized.
       precision: as in `jaxfp8.dot_general`.
       kernel_init, bias_init: initialisers.
       recipe: how kernel and input are held.
@@ -203,7 +203,7 @@ class Embed(_Layer):
       num_embeddings: number of rows.
       features: size of a row.
       dtype: dtype of the computation; by default `param_dtype`.
-      param_dtype: dtype of the table before it is quantised.
+      param_dtype: dtype of the table before it is quantized.
       embedding_init: initialiser.
       precision: as in `jaxfp8.dot_general`.
       recipe: how the table, and the input of `attend`, are held.

@@ -30,7 +30,7 @@ class GroupedDense(nn.Module):
       num_groups: number of matrices.
       features: number of output features.
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
-      param_dtype: dtype of the kernel before it is quantised.
+      param_dtype: dtype of the kernel before it is quantized.
       precision: as in `jaxfp8.ragged_dot`.
       use_bias: whether each group has a bias [features].
       kernel_init, bias_init: initialisers of [num_groups, inputs, features] and [num_groups,
@@ -119,7 +119,7 @@ class MoE(nn.Module):
       capacity_factor: None to gather tokens over this axis, or a number to exchange rows, as in
         `jaxfp8.nnx.MoE`.
       dtype: dtype of the experts; by default the promotion of input and `param_dtype`.
-      param_dtype: dtype of all parameters before they are quantised.
+      param_dtype: dtype of all parameters before they are quantized.
       precision: as in `jaxfp8.ragged_dot`.
       kernel_init: initialiser of a matrix [inputs, outputs].
       experts_init: initialiser of the matrices of all experts [num_experts, inputs, outputs].

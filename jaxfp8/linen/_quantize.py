@@ -1,4 +1,4 @@
-"""Quantises the variables of a model, and prepares them for the kernels."""
+"""Quantizes the variables of a model, and prepares them for the kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tup
     """Makes the variables of a model with 8-bit layers from those of its float twin.
 
     A layer of `jaxfp8.linen` has the name and the parameters of its Flax counterpart, so the
-    variables of a float model fit once their weights are quantised. The model is traced, since only
+    variables of a float model fit once their weights are quantized. The model is traced, since only
     a layer knows the contracted axes of its weight. A static recipe calibrates its scales on
     `args`; call again with other inputs to calibrate on these as well. Metadata of sharding is
     kept, and a scale shares it with its weight.

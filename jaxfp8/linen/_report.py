@@ -47,7 +47,7 @@ _FLAX = {ours: theirs for theirs, ours in _OURS.items()}
 _METHODS = ("__call__", "attend")
 # Beside an 8-bit parameter, the name of the float one. So `nn.scan` slices both.
 _IN_FLOATS = "{} in floats"
-# Outputs of layers: the floats, the floats after dequantising weights, the 8-bit layer's output.
+# Outputs of layers: the floats, the floats after dequantizing weights, the 8-bit layer's output.
 _EXACT, _WIDE, _NARROW = "exact", "wide", "narrow"
 
 
@@ -69,7 +69,7 @@ def report(
     - a model of `jaxfp8.linen`'s layers with its former float variables: its errors. These are
       `variables`, or `reference` beside 8-bit `variables`.
     - such a model with 8-bit variables alone: the errors from rounding activations, against the
-      dequantised weights. The rounding of weights is not in them, as the float ones are unknown.
+      dequantized weights. The rounding of weights is not in them, as the float ones are unknown.
     - a model in FP8 training with all its variables: the errors of its forward products. With a
       `recipe`: the errors of that recipe. Both are relative to the float model.
 
@@ -191,7 +191,7 @@ class _Watch:
         """Applies the model, its layers' output being `what`; measures them if it is the floats."""
         self.what = what
         with nn.intercept_methods(self._intercept):
-            # Parameters may change: 8-bit layers quantise float ones.
+            # Parameters may change: 8-bit layers quantize float ones.
             return applied(model, variables, args, kwargs)[0]
 
     def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -248,7 +248,7 @@ class _Call:
 
     Attributes:
       own: its parameters, in 8 bits or not.
-      wide: the float ones; dequantised if they are unknown.
+      wide: the float ones; dequantized if they are unknown.
       unknown: whether one is.
     """
 

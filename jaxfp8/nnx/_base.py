@@ -156,7 +156,7 @@ class EightBitLayer(nnx.Module):
         q, shape = adopt(value), self.whole_shape()
         if not isinstance(q, QArray | TransposedArray):
             got, needs = f"is assigned a {type(q).__name__}", "a QArray is needed"
-            remedy = "quantise it with `layer.recipe.quantize_weight(w, contracting)`"
+            remedy = "quantize it with `layer.recipe.quantize_weight(w, contracting)`"
             raise TypeError(message(operation, operand, got, needs, remedy))
         check_shapes(stored(q), operation, self.WEIGHT)
         if tuple(q.shape) != shape:
@@ -215,7 +215,7 @@ class EightBitLayer(nnx.Module):
     _KEYWORDS: ClassVar[tuple[str, ...]] = ()
 
     def to_float(self) -> Any:
-        """The layer of Flax with the dequantised weight and the same bias."""
+        """The layer of Flax with the dequantized weight and the same bias."""
         arguments = [getattr(self, name) for name in self._POSITIONAL]
         keywords = {name: getattr(self, name) for name in self._KEYWORDS}
         made: Any = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))

@@ -28,7 +28,7 @@ class Linear(EightBitLayer):
       recipe: how kernel and input are held.
       use_bias: whether a bias is added.
       dtype: dtype of the computation; by default the promotion of input and `param_dtype`.
-      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      param_dtype: dtype of the bias, and of the kernel before it is quantized.
       **settings: those of `flax.nnx.Linear`: `precision`, initialisers, metadata, `rngs`.
 
     Example:

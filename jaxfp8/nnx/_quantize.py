@@ -1,4 +1,4 @@
-"""Quantises a live model in place, and dequantises it."""
+"""Quantizes a live model in place, and dequantizes it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _observed(
 def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     """Replaces 8-bit layers of a live model by their layers of Flax, in place.
 
-    It undoes `quantize` and `fp8_training`. 8-bit weights are dequantised to their former dtype;
+    It undoes `quantize` and `fp8_training`. 8-bit weights are dequantized to their former dtype;
     rounding is not undone. Layers in FP8 training multiply in floats again, and their scaling state
     is dropped. Biases and metadata stay.
 

@@ -51,7 +51,7 @@ def report(
 
     - a float model with a `recipe`: the errors of that recipe.
     - an 8-bit model with its float `reference`: its errors.
-    - an 8-bit model alone: the errors from rounding activations, against the dequantised weights.
+    - an 8-bit model alone: the errors from rounding activations, against the dequantized weights.
       The rounding of weights is not in them, as the float ones are unknown.
     - a model in FP8 training alone: the errors of its forward products.
 
@@ -63,7 +63,7 @@ def report(
       model: not changed.
       *args, **kwargs: the sample: arguments of the model.
       recipe: as for `jaxfp8.nnx.quantize`.
-      reference: the model as it was before it was quantised, with layers at the same paths.
+      reference: the model as it was before it was quantized, with layers at the same paths.
       where: which layers have a row, as for `jaxfp8.nnx.quantize`. With a `recipe`, the others
         stay in floats.
 
@@ -232,7 +232,7 @@ def _in_floats(model: nnx.Module) -> nnx.Module:
 
 
 def _wide(model: nnx.Module) -> nnx.Module:
-    """A copy without FP8 training, with dequantised weights."""
+    """A copy without FP8 training, with dequantized weights."""
     wide = nnx.clone(_in_floats(model))
     replace(wide, lambda path, m: m.to_float() if isinstance(m, EightBitLayer) else m)
     return wide

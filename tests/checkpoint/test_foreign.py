@@ -91,7 +91,7 @@ def test_a_file_of_another_kind_is_named(tmp_path, monkeypatch, case):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(CheckpointError) as refused:
         checkpoint.load(tmp_path / name)
-    assert words in refused.value.found and remedy in refused.value.remedy
+    assert words in refused.value.got and remedy in refused.value.remedy
     assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing was unpickled
 
 
@@ -103,8 +103,8 @@ def test_a_folder_of_such_files_names_them(tmp_path, name):
     (tmp_path / f"z{file}").write_bytes(data)
     with pytest.raises(CheckpointError) as refused:
         checkpoint.load(tmp_path)
-    assert f"{file} is " in refused.value.found and words in refused.value.found
-    assert "and 1 such file" in refused.value.found and remedy in refused.value.remedy
+    assert f"{file} is " in refused.value.got and words in refused.value.got
+    assert "and 1 such file" in refused.value.got and remedy in refused.value.remedy
 
 
 FOLDERS = {

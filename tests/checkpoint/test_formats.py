@@ -1,4 +1,4 @@
-"""Each format that people publish: the values are those of a float64 dequantisation."""
+"""Each format that people publish: the values are those of a float64 dequantization."""
 
 import json
 

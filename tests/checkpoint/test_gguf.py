@@ -302,7 +302,7 @@ def test_what_config_has_no_words_for_is_refused(tmp_path, key, value, text):
         opened.config()
 
 
-def test_floats_can_be_quantised(tmp_path):
+def test_floats_can_be_quantized(tmp_path):
     path = written(tmp_path / "m.gguf", {"blk.0.ffn_up.weight": W, "output_norm.weight": W[0]})
     checkpoint.quantize(path, tmp_path / "new", jaxfp8.FP8_DYNAMIC)
     got = checkpoint.load(tmp_path / "new")["model.layers.0.mlp.up_proj.weight"]
@@ -311,7 +311,7 @@ def test_floats_can_be_quantised(tmp_path):
     assert json.loads((tmp_path / "new" / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_factors_of_positions_are_in_the_config_of_a_quantised_model(tmp_path):
+def test_factors_of_positions_are_in_the_config_of_a_quantized_model(tmp_path):
     """Models of torch have no place for the tensor. A family without a table keeps it."""
     tensors = {"blk.0.ffn_up.weight": W, "rope_freqs.weight": factors(16, 10000.0, 8.0)}
     said = {"llama.attention.key_length": 16, "llama.rope.freq_base": 10000.0}

@@ -100,7 +100,7 @@ LIES = {
     ),
     "statistics": (
         file_bytes({"general.type": "imatrix"}, {"blk.0.attn_q.weight.in_sum2": W[0]}),
-        "general.type is 'imatrix', but it has statistics for llama.cpp's quantiser, and no weight",
+        "general.type is 'imatrix', but it has statistics for llama.cpp's quantizer, and no weight",
     ),
     "a scale beside": (
         file_bytes(

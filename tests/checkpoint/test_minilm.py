@@ -1,4 +1,4 @@
-"""The demo's real weights, quantised on the disk: the numbers of `Recipe.quantize_weight`."""
+"""The demo's real weights, quantized on the disk: the numbers of `Recipe.quantize_weight`."""
 
 import numpy as np
 import pytest

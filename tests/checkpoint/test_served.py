@@ -72,8 +72,8 @@ def test_servers_see_the_same_numbers(tmp_path):
         checkpoint.save(tmp_path / name, tree, recipe=recipe)
         wanted[name] = tree
     checkpoint.save(tmp_path / "floats", {"a.weight": floats(301, 50)})
-    checkpoint.quantize(tmp_path / "floats", tmp_path / "quantised", jaxfp8.INT8_W8A16)
-    wanted["quantised"] = checkpoint.load(tmp_path / "quantised")
+    checkpoint.quantize(tmp_path / "floats", tmp_path / "quantized", jaxfp8.INT8_W8A16)
+    wanted["quantized"] = checkpoint.load(tmp_path / "quantized")
     for name, source in sources(tmp_path):
         checkpoint.convert(source, tmp_path / name)
         wanted[name] = checkpoint.load(source)

@@ -1,4 +1,4 @@
-"""Files as each program writes them: the values are those of a float64 dequantisation."""
+"""Files as each program writes them: the values are those of a float64 dequantization."""
 
 import json
 

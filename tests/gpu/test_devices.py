@@ -51,7 +51,7 @@ def normal(seed: int, *shape: int, dtype=jnp.bfloat16) -> jax.Array:
 
 
 def operands(kind: str, seed: int = 0):
-    """Activations [M, K], as they are or quantised, and a weight [K, N]."""
+    """Activations [M, K], as they are or quantized, and a weight [K, N]."""
     x, w = normal(seed, M, K), normal(100 + seed, K, N) / 16
     dtype = jnp.float8_e4m3fn if kind in ("weight-only", "fp8") else jnp.int8
     w = jaxfp8.quantize(w, dtype, channelwise_axes=(1,))
@@ -157,7 +157,7 @@ def test_two_devices_at_once(kind):
 
 @pytest.mark.parametrize("axes", [{}, {"channelwise_axes": (0,)}, {"tiled_axes": {0: 128, 1: 128}}])
 @pytest.mark.parametrize("spec", [P("d", None), P(None, "d")], ids=str)
-def test_quantising_a_sharded_array(mesh, spec, axes):
+def test_quantizing_a_sharded_array(mesh, spec, axes):
     x = normal(5, 256, 512)
     want = jaxfp8.quantize(x, **axes)
     sharded = jax.device_put(x, NamedSharding(mesh, spec))

@@ -240,7 +240,7 @@ def test_fast_accumulation_stays_near_the_exact_sum():
 
 def assert_int8_bits(spec, operands, kernel="sm80_imma"):
     """That one call has the bits of two roundings and a product of int8."""
-    made = int8_compute.requantised(
+    made = int8_compute.requantized(
         spec, {name: jax.numpy.asarray(x) for name, x in operands.items()}
     )
     want, want_amax, _ = run(int8_compute.narrowed(spec), made)

@@ -1,4 +1,4 @@
-"""Quantising on the GPU gives the bits of float32 arithmetic."""
+"""Quantizing on the GPU gives the bits of float32 arithmetic."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Rows that are produced and quantised by one kernel are those of float64, rounding aside."""
+"""Rows that are produced and quantized by one kernel are those of float64, rounding aside."""
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def test_zeros_infinities_and_nan_count_as_in_the_program(dtype):
     assert np.all(found[2:4][~np.isnan(exact[2:4])] == 0)
 
 
-def test_a_rewritten_step_quantises_in_one_call():
+def test_a_rewritten_step_quantizes_in_one_call():
     w = jaxfp8.quantize(jax.random.normal(jax.random.key(0), (4096, 256)), channelwise_axes=(1,))
     gain = jnp.asarray(rows.vectors(rows.NORMS["rms, gain"], 4096, jnp.bfloat16)[0])
 

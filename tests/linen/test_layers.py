@@ -93,7 +93,7 @@ def test_bfloat16_layer_computes_in_bfloat16():
     assert y.dtype == jnp.bfloat16
 
 
-def test_gradient_of_the_input_is_that_of_the_dequantised_layer():
+def test_gradient_of_the_input_is_that_of_the_dequantized_layer():
     x, layer = normal(5, 32), jaxfp8.linen.Dense(16, recipe=jaxfp8.INT8_DYNAMIC)
     variables = layer.init(jax.random.key(0), x)
     got = jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(variables, x))))(x)

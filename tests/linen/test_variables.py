@@ -1,4 +1,4 @@
-"""Variables of whole models: quantised, calibrated, named, saved and restored."""
+"""Variables of whole models: quantized, calibrated, named, saved and restored."""
 
 import functools
 
@@ -15,7 +15,7 @@ import jaxfp8
 import jaxfp8.linen
 
 
-def test_a_model_with_scanned_layers_is_quantised_whole():
+def test_a_model_with_scanned_layers_is_quantized_whole():
     tokens = jnp.arange(6).reshape(2, 3)
     wide = Net(nn.Dense, nn.Embed)
     narrow = Net(
@@ -51,7 +51,7 @@ def test_sharding_names_go_to_the_codes_and_to_the_scale():
     assert kernel.scale == PartitionSpec(None, "mlp")
 
 
-def test_quantising_keeps_the_names_of_float_variables():
+def test_quantizing_keeps_the_names_of_float_variables():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
     variables = nn.Dense(256, kernel_init=init).init(jax.random.key(0), normal(2, 256))
     layer = jaxfp8.linen.Dense(256, kernel_init=init, recipe=jaxfp8.FP8_BLOCK)

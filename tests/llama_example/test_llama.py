@@ -168,7 +168,7 @@ MIXTRAL = {
 
 
 def published(path, said):
-    """A folder as Qwen and Mixtral's quantisers write it, and what it stands for in float64."""
+    """A folder as Qwen and Mixtral's quantizers write it, and what it stands for in float64."""
     blocks, tensors, exact = said is QWEN3_MOE, {}, {}
     for name, w in floats(said).items():
         kept = not is_linear(name)

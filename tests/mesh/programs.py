@@ -79,7 +79,7 @@ def _rewritten(x: jax.Array, q: Any, out: Any) -> jax.Array:
     return jaxfp8.rewrite(lambda x, q: _float(x, jaxfp8.dequantize(q, x.dtype), out))(x, q)
 
 
-def _quantised_dots(x: jax.Array, w: jax.Array, out: Any) -> jax.Array:
+def _quantized_dots(x: jax.Array, w: jax.Array, out: Any) -> jax.Array:
     return jaxfp8.quantize_dots(lambda x, w: _float(x, w, out), jaxfp8.INT8_DYNAMIC)(x, w)
 
 
@@ -104,7 +104,7 @@ KINDS = {
         _of_recipe(jaxfp8.FP8_DYNAMIC), lambda w: jaxfp8.FP8_DYNAMIC.quantize_weight(w, (0,))
     ),
     "rewrite": Kind(_rewritten, _weight(jnp.int8)),
-    "quantize_dots": Kind(_quantised_dots, trains=True),
+    "quantize_dots": Kind(_quantized_dots, trains=True),
     "current scaling": Kind(_trained(jaxfp8.CurrentScaling()), trains=True),
     "current scaling by row": Kind(
         _trained(jaxfp8.CurrentScaling(granularity="channel")), trains=True

@@ -63,7 +63,7 @@ def test_a_tile_that_would_be_cut() -> None:
     def quantize(x):
         return jaxfp8.quantize(x, tiled_axes={1: 128})
 
-    told = r"gathers operands of the quantisation of float32\[\d+,\d+\]: .*cut tiles"
+    told = r"gathers operands of the quantization of float32\[\d+,\d+\]: .*cut tiles"
     with pytest.warns(jaxfp8.FallbackWarning, match=told):
         got = jax.jit(quantize)(x)
     np.testing.assert_array_equal(got.scale, quantize(X).scale)

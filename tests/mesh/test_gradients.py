@@ -118,8 +118,8 @@ def test_a_rewritten_scan_over_8_bit_weights(mesh, jit):
     checked(lambda x: jnp.sum(g(x) ** 2), jit, put(X, "data", None))
 
 
-def of_quantised_activations(x, scale):
-    """A product of int8 by int8 whose function quantises its activations itself."""
+def of_quantized_activations(x, scale):
+    """A product of int8 by int8 whose function quantizes its activations itself."""
     step = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
     codes = jnp.clip(jnp.round(x / step), -127, 127).astype(jnp.int8)
     return (codes.astype(x.dtype) * step) @ (CODES.astype(x.dtype) * scale)
@@ -128,7 +128,7 @@ def of_quantised_activations(x, scale):
 @pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
 @pytest.mark.parametrize("rows", ["data", ("data", "model")], ids=["one axis", "two axes"])
 def test_gradients_of_rewritten_activations_are_sharded_as_these(mesh, rows, jit):
-    g = jaxfp8.rewrite(of_quantised_activations)
+    g = jaxfp8.rewrite(of_quantized_activations)
     checked(lambda x, s: jnp.sum(g(x, s) ** 2), jit, put(X, rows, None), jnp.full((1, 32), 0.01))
 
 
@@ -143,8 +143,8 @@ def test_gradients_of_rewritten_activations_in_part_of_a_mesh(mesh):
         part = jax.shard_map(fun, **specs, axis_names={"data"})
         return jax.jit(jax.grad(lambda x, s: jnp.sum(part(x, s) ** 2), (0, 1)))(x, scale)
 
-    plain = gradients(of_quantised_activations)
-    same(gradients(jaxfp8.rewrite(of_quantised_activations)), plain, (x, scale))
+    plain = gradients(of_quantized_activations)
+    same(gradients(jaxfp8.rewrite(of_quantized_activations)), plain, (x, scale))
 
 
 def test_a_rewritten_product_is_sharded_as_the_one_it_replaces(mesh):

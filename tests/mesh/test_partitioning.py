@@ -236,7 +236,7 @@ def shape_of(hlo_type: str) -> tuple[int, ...]:
     return tuple(int(size) for size in re.findall(r"\d+", hlo_type.partition("[")[2]))
 
 
-# Quantising
+# Quantizing
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_rewritten_products() -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1], ids=["per row", "per tensor"])
-def test_an_activation_that_the_function_quantises_stays_in_rows(size) -> None:
+def test_an_activation_that_the_function_quantizes_stays_in_rows(size) -> None:
     def product(x, w, scale):
         amax = jnp.max(jnp.abs(x), axis=-1 if size is None else None, keepdims=True)
         step = amax / 127.0

@@ -38,7 +38,7 @@ def spec_of(array):
     return jax.typeof(array).sharding.spec
 
 
-QUANTISED = {
+QUANTIZED = {
     "token": ({"channelwise_axes": (0, 1)}, P("d", "m", None)),
     "token, zero points": ({"channelwise_axes": (0, 1), "zero_point": True}, P("d", "m", None)),
     "blocks": ({"channelwise_axes": (0, 1), "tiled_axes": {2: 32}}, P("d", "m", None)),
@@ -52,19 +52,19 @@ QUANTISED = {
 }
 
 
-@pytest.mark.parametrize("how", QUANTISED)
+@pytest.mark.parametrize("how", QUANTIZED)
 def test_codes_lie_as_values_and_scales_as_tiles(x, how):
-    arguments, of_scale = QUANTISED[how]
-    quantised = jax.jit(lambda x: jaxfp8.quantize(x, jnp.int8, **arguments))(x)
-    assert spec_of(quantised.qvalue) == P("d", "m", None)
-    assert spec_of(quantised.scale) == of_scale
+    arguments, of_scale = QUANTIZED[how]
+    quantized = jax.jit(lambda x: jaxfp8.quantize(x, jnp.int8, **arguments))(x)
+    assert spec_of(quantized.qvalue) == P("d", "m", None)
+    assert spec_of(quantized.scale) == of_scale
     want = jaxfp8.quantize(X, jnp.int8, **arguments)
-    np.testing.assert_array_equal(quantised.qvalue, want.qvalue)
+    np.testing.assert_array_equal(quantized.qvalue, want.qvalue)
 
 
 @pytest.mark.parametrize("how", ["token", "blocks", "tensor", "given"])
 def test_fake_quantize_and_its_gradient_lie_as_the_input(x, how):
-    arguments, _ = QUANTISED[how]
+    arguments, _ = QUANTIZED[how]
     value, gradient = jax.jit(
         jax.value_and_grad(lambda x: jaxfp8.fake_quantize(x, **arguments).sum().astype(jnp.float32))
     )(x)

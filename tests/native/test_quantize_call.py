@@ -242,7 +242,7 @@ def test_calls_from_several_threads_at_once():
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)], ids=str)
-def test_nothing_is_quantised_to_nothing(shape):
+def test_nothing_is_quantized_to_nothing(shape):
     codes, scale = call(np.zeros(shape, np.float32), "int8")
     assert (codes.size, scale.size) == (0, 0)
 

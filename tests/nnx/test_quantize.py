@@ -205,7 +205,7 @@ def test_dequantize_gives_the_layers_of_flax_back():
         assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
-def test_dequantised_weight_is_what_the_codes_mean():
+def test_dequantized_weight_is_what_the_codes_mean():
     model = nnx.Sequential(nnx.Linear(8, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
     q = model.layers[0].weight
@@ -397,7 +397,7 @@ def test_wrong_use_says_what_to_do(call, error, says):
         call()
 
 
-def test_quantising_twice_is_refused_where_nothing_is_left_to_do():
+def test_quantizing_twice_is_refused_where_nothing_is_left_to_do():
     model = Model()
     jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, where="blocks")
     assert len(jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16).changed) == 1

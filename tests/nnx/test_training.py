@@ -208,7 +208,7 @@ def test_undone_training_is_the_model_that_it_was(recipe):
     np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(made, X), before(X))
 
 
-def test_a_model_that_trains_in_fp8_is_quantised_as_any_other():
+def test_a_model_that_trains_in_fp8_is_quantized_as_any_other():
     made, plain = linear(), nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
     changes = [jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC) for model in (made, plain)]
     assert changes[0] == changes[1] and len(changes[0].changed) == 1

@@ -88,6 +88,6 @@ class TestInfiniteScales:
         got = jaxfp8.matmul(x, w, preferred_element_type=jnp.float32)
         np.testing.assert_array_equal(got, [self.WANT] * 2)
 
-    def test_a_code_of_0_is_dequantised_to_nan(self) -> None:
+    def test_a_code_of_0_is_dequantized_to_nan(self) -> None:
         w = jaxfp8.QArray(self.CODES.astype(jnp.int8), jnp.full((1, 3), jnp.inf))
         np.testing.assert_array_equal(np.isnan(jaxfp8.dequantize(w)), self.CODES == 0)

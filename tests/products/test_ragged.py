@@ -109,7 +109,7 @@ def test_vmap_computes_each():
     np.testing.assert_allclose(found, np.stack([dot(s) for s in sizes]), rtol=1e-6)
 
 
-def test_gradients_are_those_of_the_dequantised_operands():
+def test_gradients_are_those_of_the_dequantized_operands():
     x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 8), (2, 8, 3)]))
     q, sizes = jaxfp8.quantize(w, channelwise_axes=(0, 2)), jnp.array([2, 1])
 

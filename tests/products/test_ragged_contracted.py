@@ -131,7 +131,7 @@ def test_vmap_computes_each():
     np.testing.assert_allclose(jax.vmap(dot)(sizes), apart, rtol=1e-6)
 
 
-def test_gradients_are_those_of_the_dequantised_operands():
+def test_gradients_are_those_of_the_dequantized_operands():
     x, sizes = normal(0, 5, 8), jnp.array([2, 0, 5])
     q = jaxfp8.quantize(normal(1, 8, 3), channelwise_axes=(1,))
 

@@ -12,7 +12,7 @@ from jaxfp8 import QArray
 
 
 class TestTransformations:
-    def test_gradients_agree_with_the_dequantised_product(self) -> None:
+    def test_gradients_agree_with_the_dequantized_product(self) -> None:
         def ours(x, scale, bias, residual):
             q = QArray(QW.qvalue, scale)
             y = jaxfp8.matmul(x, q, bias=bias, residual=residual, activation="gelu_tanh")

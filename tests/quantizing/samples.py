@@ -1,4 +1,4 @@
-"""Types, arrays and float64 references of the tests of quantising."""
+"""Types, arrays and float64 references of the tests of quantizing."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Quantised values are within half a step of what they were, for any tiles and dtypes."""
+"""Quantized values are within half a step of what they were, for any tiles and dtypes."""
 
 import jax
 import jax.numpy as jnp

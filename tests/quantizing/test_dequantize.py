@@ -1,4 +1,4 @@
-"""Dequantising: the dtype of the result, one rounding, no repeated scale."""
+"""Dequantizing: the dtype of the result, one rounding, no repeated scale."""
 
 import jax
 import numpy as np

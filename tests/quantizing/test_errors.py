@@ -1,4 +1,4 @@
-"""What quantising and dequantising refuse, and how they say so."""
+"""What quantizing and dequantizing refuse, and how they say so."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Gradients of quantising, of dequantising, and of both in one."""
+"""Gradients of quantizing, of dequantizing, and of both in one."""
 
 import jax
 import jax.numpy as jnp

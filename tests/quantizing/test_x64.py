@@ -53,7 +53,7 @@ def test_python_numbers_mean_the_same_with_x64(capsys, printed_with_x64):
     assert printed_with_x64.partition("float64:")[0] == printed
 
 
-def test_float64_is_quantised_as_its_float32_and_keeps_its_gradient(printed_with_x64):
+def test_float64_is_quantized_as_its_float32_and_keeps_its_gradient(printed_with_x64):
     q = "QArray(float8_e4m3fn[4,3], scale=float32[1,3])"
     found = printed_with_x64.partition("float64:")[2]
     assert found.strip() == f"float64 {q} True float64 float64 True"

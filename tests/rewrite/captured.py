@@ -17,7 +17,7 @@ def check(
 ) -> None:
     """`fun` becomes `calls` scaled dots, beside `others` that have nothing to do with 8 bit.
 
-    Values are as near float64 as before or, where `fun` quantises what it computes (a rounding that
+    Values are as near float64 as before or, where `fun` quantizes what it computes (a rounding that
     falls the other way is a step of a whole code), within `within` of the values before.
     """
     report = jaxfp8.explain(fun)(*args)

@@ -315,7 +315,7 @@ def stretched_8_bit_output_beside_a_dot(x, q, s):
 
 
 @lookalike(wide)
-def rows_repeated_after_dequantising(x, q, s):
+def rows_repeated_after_dequantizing(x, q, s):
     return x @ jnp.repeat(q[:16].astype(F32) * 0.1, 2, axis=0)
 
 
@@ -332,7 +332,7 @@ def pieces_joined_whose_scales_have_two_dtypes(x, q, s):
 
 
 @lookalike(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(24), d.bits8(24, 7)), calls=2)
-def requantised_by_its_own_amax(x, q, s, q2):
+def requantized_by_its_own_amax(x, q, s, q2):
     y = x @ (q.astype(F32) * s)
     scale = jnp.max(jnp.abs(y), axis=1, keepdims=True) / 448
     y8 = jnp.clip(y / scale, -448, 448).astype(E4M3)

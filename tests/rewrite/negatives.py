@@ -39,7 +39,7 @@ def select_with_a_constant_other_than_zero(x, q, s):
 
 
 @negative(int8)
-def requantised_before_the_dot_by_truncation(x, q, s):
+def requantized_before_the_dot_by_truncation(x, q, s):
     return x @ jnp.trunc(q.astype(F32) * s)
 
 
@@ -145,7 +145,7 @@ def sorted_values(x, q, s):
 
 
 @negative(weight(x=F32))
-def quantised_anew(x, q, s):
+def quantized_anew(x, q, s):
     w = (q.astype(F32) * s).astype(jnp.int32).astype(F32)
     return x @ w
 
@@ -162,5 +162,5 @@ def joined_within_a_tile(x, q, s):
 
 
 @negative(weight(x=F32))
-def dequantised_but_never_multiplied(x, q, s):
+def dequantized_but_never_multiplied(x, q, s):
     return lax.dot(x, x.T), q.astype(F32) * s, jnp.zeros((), E4M3)

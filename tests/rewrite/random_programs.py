@@ -233,7 +233,7 @@ def make(seed: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     first = np.random.default_rng(seed)
     qs = (_data(first), _data(first))
 
-    def dequantised(draw: Draw, q: Any) -> Any:
+    def dequantized(draw: Draw, q: Any) -> Any:
         w = q.astype(F32)
         for _ in range(int(draw.integers(5))):
             w = SHAPING[int(draw.integers(len(SHAPING)))](draw, w)
@@ -241,8 +241,8 @@ def make(seed: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     def fun(a: Any, b: Any) -> Any:
         draw = np.random.default_rng(seed + 1)
-        w = dequantised(draw, a)
-        other = dequantised(draw, b) if draw.random() < 0.3 else None
+        w = dequantized(draw, a)
+        other = dequantized(draw, b) if draw.random() < 0.3 else None
         outs = [_dot(draw, w, other)]
         for _ in range(int(draw.integers(6))):
             outs.append(AFTER[int(draw.integers(len(AFTER)))](draw, outs[-1]))

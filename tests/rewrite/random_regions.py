@@ -1,4 +1,4 @@
-"""Random programs whose dequantised weights cross the borders of regions, and are used twice.
+"""Random programs whose dequantized weights cross the borders of regions, and are used twice.
 
 A program multiplies activations by weights out of a pool. Steps change a weight (a view, a mask, a
 rule of its own), multiply by one, or open a region (a loop, a branch, a jit, ...) that takes the

@@ -40,7 +40,7 @@ def close(got: Any, want: Any, rounding: float = 2e-5) -> None:
 
 
 def exact(x: Any, q: Any, scale: Any) -> np.ndarray:
-    """The product of dequantised values, in float64."""
+    """The product of dequantized values, in float64."""
     x, q, scale = (np.asarray(array, np.float64) for array in (x, q, scale))
     return x @ (q * scale)
 

@@ -303,18 +303,18 @@ def _stack(d: Data) -> tuple[Any, ...]:
     return d.normal(5, 32), d.bits8(3, 32, 32), d.scale(3, 32) * 0.2
 
 
-def _dequantised_by_a_scan(x: Any, q: Any, s: Any) -> Any:
+def _dequantized_by_a_scan(x: Any, q: Any, s: Any) -> Any:
     stack = lax.scan(lambda c, w: (c, deq(*w)), 0, (q, s))[1]
     return jnp.einsum("bd,ldf->lbf", x, stack)
 
 
 styles(
     _stack,
-    weights_from_a_scan=_dequantised_by_a_scan,
+    weights_from_a_scan=_dequantized_by_a_scan,
     scan_over_layer_numbers=lambda x, q, s: lax.scan(
         lambda x, i: (jnp.tanh(x @ deq(q[i], s[i])), None), x, jnp.arange(3)
     )[0],
-    loop_over_a_dequantised_stack=lambda x, q, s: (
+    loop_over_a_dequantized_stack=lambda x, q, s: (
         lambda stack: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ stack[i]), x)
     )(deq(q, s[:, None])),
     map_over_a_stack=lambda x, q, s: lax.map(lambda w: x @ deq(*w), (q, s)),

@@ -1,4 +1,4 @@
-"""An activation that the function quantises itself becomes one call, if it has the known form."""
+"""An activation that the function quantizes itself becomes one call, if it has the known form."""
 
 import jax
 import jax.numpy as jnp
@@ -194,7 +194,7 @@ def test_without_a_captured_dot_nothing_changes():
 def test_explain_says_that_it_is_one_call():
     (row,) = jaxfp8.explain(per_token)(X).matched
     assert (row.lhs.quantized, row.rhs.quantized) == ("one call", "")
-    assert str(row.lhs).endswith("quantised in one call)")
+    assert str(row.lhs).endswith("quantized in one call)")
 
 
 @pytest.mark.parametrize("form", ["per token", "per tensor", "unguarded"])

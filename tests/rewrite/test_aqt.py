@@ -1,4 +1,4 @@
-"""Layers quantised by AQT are captured unmodified, in training and when serving."""
+"""Layers quantized by AQT are captured unmodified, in training and when serving."""
 
 from __future__ import annotations
 

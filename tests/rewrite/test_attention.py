@@ -44,7 +44,7 @@ def wide(x: tuple[jax.Array, jax.Array], dtype: Any = BF16) -> jax.Array:
 
 
 def of_jax(**more: Any) -> Callable[..., Any]:
-    """`jax.nn.dot_product_attention` of dequantised keys and values."""
+    """`jax.nn.dot_product_attention` of dequantized keys and values."""
     return lambda q, k, v, *xs: jax.nn.dot_product_attention(
         q, wide(k), wide(v), **dict(zip(more, xs, strict=True))
     )

@@ -27,7 +27,7 @@ def _largest(x: Any) -> Any:
 
 
 def test_codes_that_suit_the_largest_value_of_their_row() -> None:
-    """Dynamic quantisation, all of it in bfloat16."""
+    """Dynamic quantization, all of it in bfloat16."""
 
     def model(x: Any, q: Any) -> Any:
         scale = _largest(x)
@@ -88,7 +88,7 @@ def test_codes_that_suit_a_scale_of_the_largest_value_of_a_block(scale_of: Any) 
 
 @pytest.mark.parametrize("where", ["codes", "weight", "product"])
 def test_a_given_scale_is_rounded_where_codes_were_made_with_it(where: str) -> None:
-    """Static quantisation: the codes suit the rounded scale, and another would be a bias."""
+    """Static quantization: the codes suit the rounded scale, and another would be a bias."""
 
     def model(x: Any, given: Any, q: Any) -> Any:
         scale = given.astype(jnp.bfloat16)

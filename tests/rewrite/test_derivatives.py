@@ -36,13 +36,13 @@ def with_relu(x: Any, q: Any, s: Any, b: Any) -> Any:
 
 
 def straight_through(x: Any, q: Any, s: Any, b: Any) -> Any:
-    """Fake quantisation of the activations; the gradient skips it by stop_gradient."""
+    """Fake quantization of the activations; the gradient skips it by stop_gradient."""
     coarse = jnp.clip(x * 4.0, -448, 448).astype(E4M3).astype(F32) / 4.0
     x = x + jax.lax.stop_gradient(coarse - x)
     return jnp.sum(jnp.cos(x @ (q.astype(F32) * s) + b))
 
 
-def fake_quantised(x: Any, q: Any, s: Any, b: Any) -> Any:
+def fake_quantized(x: Any, q: Any, s: Any, b: Any) -> Any:
     """Clip and convert with the true gradient, which is zero beyond the clip."""
     coarse = jnp.clip(x, -0.5, 0.5).astype(E4M3).astype(F32)
     return jnp.sum(coarse @ (q.astype(F32) * s) + b)
@@ -62,18 +62,18 @@ def with_custom_vjp(x: Any, q: Any, s: Any, b: Any) -> Any:
 
 
 @jax.custom_vjp
-def dequantise(q: Any, s: Any) -> Any:
+def dequantize(q: Any, s: Any) -> Any:
     return q.astype(F32) * s
 
 
-dequantise.defvjp(
+dequantize.defvjp(
     lambda q, s: (q.astype(F32) * s, (q, s)),
     lambda res, ct: (jnp.zeros_like(res[0]), 3.0 * jnp.sum(ct * res[0].astype(F32), axis=0)),
 )
 
 
-def dequantised_in_custom_vjp(x: Any, q: Any, s: Any, b: Any) -> Any:
-    return jnp.sum(jnp.sin(x @ dequantise(q, s) + b))
+def dequantized_in_custom_vjp(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jnp.sin(x @ dequantize(q, s) + b))
 
 
 @jax.custom_jvp
@@ -89,7 +89,7 @@ def with_custom_jvp(x: Any, q: Any, s: Any, b: Any) -> Any:
 
 
 def straight_through_weight(x: Any, q: Any, s: Any, b: Any) -> Any:
-    """A weight quantised on the way forward; the gradient does as if it were not."""
+    """A weight quantized on the way forward; the gradient does as if it were not."""
     w = jnp.sin(jnp.arange(768.0).reshape(32, 24)) * s
     coarse = jnp.clip(w * 99, -448, 448).astype(E4M3).astype(F32) / 99
     return jnp.sum(jnp.cos(x @ (w + jax.lax.stop_gradient(coarse - w)) + b))
@@ -101,12 +101,12 @@ FUNCTIONS = [
     with_gelu,
     with_relu,
     straight_through,
-    fake_quantised,
+    fake_quantized,
     with_custom_vjp,
-    dequantised_in_custom_vjp,
+    dequantized_in_custom_vjp,
     with_custom_jvp,
 ]
-FORWARD = [f for f in FUNCTIONS if f not in (with_custom_vjp, dequantised_in_custom_vjp)]
+FORWARD = [f for f in FUNCTIONS if f not in (with_custom_vjp, dequantized_in_custom_vjp)]
 every = pytest.mark.parametrize("fun", FUNCTIONS, ids=lambda f: f.__name__)
 forward = pytest.mark.parametrize("fun", FORWARD, ids=lambda f: f.__name__)
 
@@ -144,7 +144,7 @@ def test_rewrite_of_the_gradient_equals_the_gradient(fun: Callable[..., Any]) ->
 
 @every
 def test_rewrite_of_the_gradient_captures_forward_and_backward(fun: Callable[..., Any]) -> None:
-    assert count(jaxfp8.rewrite(jax.grad(fun)), *_args()) == (1 if fun is fake_quantised else 2)
+    assert count(jaxfp8.rewrite(jax.grad(fun)), *_args()) == (1 if fun is fake_quantized else 2)
 
 
 @every

@@ -97,7 +97,7 @@ def in_blocks(w):
 
 
 def on_codes(written, hold):
-    """The layer on dequantised weights, and its arguments."""
+    """The layer on dequantized weights, and its arguments."""
     (up, wide), (down, _) = hold(UP), hold(DOWN)
 
     def layer(x, up, down):

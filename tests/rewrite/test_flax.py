@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The Fp8DotGeneralOp is deprecated"),
 ]
 
-# Each of the three quantises what it is given, and its gradients as they come.
+# Each of the three quantizes what it is given, and its gradients as they come.
 WITHIN = {F32: 1e-5, BF16: 4e-2}
 OPS = [nn.Fp8DotGeneralOp, nn.Fp8DirectDotGeneralOp]
 

@@ -115,7 +115,7 @@ def test_query_key_and_value_stay_a_launch_beside_a_gate() -> None:
     assert sorted(multiplied) == ["", "bfloat16"]
 
 
-def test_rows_that_one_call_quantises_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_one_call_quantizes_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """There the activation and the factor are inside the call before the next product."""
     monkeypatch.setattr("jaxfp8._rewrite.plan.decide.platform", lambda: "cuda")
 

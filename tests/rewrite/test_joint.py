@@ -117,7 +117,7 @@ def test_products_of_one_input_are_one_call(name: str) -> None:
     assert launches(fun, X, WS) == expected
 
 
-def test_products_of_rows_that_one_call_quantises_are_one_call(
+def test_products_of_rows_that_one_call_quantizes_are_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Query, key and value, gate and up of two layers. Each has a view of the scale of its own."""

@@ -36,7 +36,7 @@ def test_lookalike_is_captured_no_further_than_it_means(case: Lookalike) -> None
     assert not [word for word in case.without if word in told]
 
 
-def test_second_dot_of_a_dynamic_requantisation_reads_fp8() -> None:
-    case = next(a for a in LOOKALIKES if a.name == "requantised_by_its_own_amax")
+def test_second_dot_of_a_dynamic_requantization_reads_fp8() -> None:
+    case = next(a for a in LOOKALIKES if a.name == "requantized_by_its_own_amax")
     second = jaxfp8.explain(case.fun)(*case.args()).matched[1]
     assert (second.lhs.dtype, second.rhs.dtype) == ("float8_e4m3fn", "float8_e4m3fn")

@@ -1,4 +1,4 @@
-"""Zeros put over dequantised values by a mask that is data: derivatives, batches, and the guard."""
+"""Zeros put over dequantized values by a mask that is data: derivatives, batches, and the guard."""
 
 from __future__ import annotations
 

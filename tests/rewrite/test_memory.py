@@ -34,7 +34,7 @@ def as_constants(x: Any, q: Any, s: Any) -> Any:
     return lax.scan(lambda x, i: (jnp.tanh(x @ _deq(q[i], s[i])), None), x, layers)[0]
 
 
-def dequantised_outside(x: Any, q: Any, s: Any) -> Any:
+def dequantized_outside(x: Any, q: Any, s: Any) -> Any:
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, _deq(q, s))[0]
 
 
@@ -42,8 +42,8 @@ def gradient(x: Any, q: Any, s: Any) -> Any:
     return jax.grad(lambda x: jnp.sum(as_stacks(x, q, s).astype(F32)))(x)
 
 
-def gradient_dequantised_outside(x: Any, q: Any, s: Any) -> Any:
-    return jax.grad(lambda x: jnp.sum(dequantised_outside(x, q, s).astype(F32)))(x)
+def gradient_dequantized_outside(x: Any, q: Any, s: Any) -> Any:
+    return jax.grad(lambda x: jnp.sum(dequantized_outside(x, q, s).astype(F32)))(x)
 
 
 def in_fori_loop(x: Any, q: Any, s: Any) -> Any:
@@ -71,7 +71,7 @@ def in_one_branch(x: Any, q: Any, s: Any) -> Any:
     return lax.scan(layer, x, (q, s))[0]
 
 
-MODELS = [as_stacks, as_constants, dequantised_outside, gradient, gradient_dequantised_outside]
+MODELS = [as_stacks, as_constants, dequantized_outside, gradient, gradient_dequantized_outside]
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, jnp.int8], ids=lambda d: jnp.dtype(d).name)
@@ -93,7 +93,7 @@ def test_stack_of_layers_is_never_widened(model: Callable[..., Any], dtype: Any)
     [
         as_stacks,
         as_constants,
-        dequantised_outside,
+        dequantized_outside,
         in_fori_loop,
         in_nested_jit,
         in_branches,
@@ -194,7 +194,7 @@ def test_stack_that_passes_through_a_scan_keeps_its_codes(options: Any, dtype: A
     assert empty.shape == (0, 3) and empty.dtype == dtype
 
 
-def test_rows_of_an_embedding_are_picked_before_they_are_dequantised() -> None:
+def test_rows_of_an_embedding_are_picked_before_they_are_dequantized() -> None:
     def model(ids: Any, q: Any, s: Any) -> Any:
         table = q.astype(F32) * s
         rows = table[ids]

@@ -43,7 +43,7 @@ def _wide(q: Any) -> Any:
     return q.astype(F32) * 0.5
 
 
-@miss("sin", "`sin` is applied to the dequantised values, float32[32,24]", "quantise that")
+@miss("sin", "`sin` is applied to the dequantized values, float32[32,24]", "quantize that")
 def curve(x: Any) -> Any:
     w = jnp.sin(_wide(FP8))  # here
     return x @ w
@@ -81,7 +81,7 @@ def fnuz(x: Any) -> Any:
     return x @ w
 
 
-@miss("select_n", "mixes dequantised values with others than zero", "select zero")
+@miss("select_n", "mixes dequantized values with others than zero", "select zero")
 def select(x: Any) -> Any:
     w = jnp.where(PLAIN > 0, _wide(FP8), 1.0)  # here
     return x @ w
@@ -93,7 +93,7 @@ def truncated(x: Any) -> Any:
     return x.astype(jnp.int32) @ w
 
 
-@miss("mul", "broadcasts [1, 24] to [32, 24]", "before dequantising")
+@miss("mul", "broadcasts [1, 24] to [32, 24]", "before dequantizing")
 def stretched(x: Any) -> Any:
     w = _wide(FP8[:1]) * PLAIN  # here
     return x @ w
@@ -117,7 +117,7 @@ def late_zero_point(x: Any) -> Any:
     return x @ w
 
 
-@miss("sub", "subtracts dequantised values from others", "`x @ c - x @ w`")
+@miss("sub", "subtracts dequantized values from others", "`x @ c - x @ w`")
 def taken_away(x: Any) -> Any:
     w = 1.0 - _wide(FP8)  # here
     return x @ w
@@ -174,26 +174,26 @@ def updated(x: Any) -> Any:
     return x @ w
 
 
-@miss("top_k", "is applied", "quantise that")
+@miss("top_k", "is applied", "quantize that")
 def several_outputs(x: Any) -> Any:
     w, _ = lax.top_k(_wide(FP8), 8)  # here
     return x @ w
 
 
-@miss("scan", "carries dequantised values from one iteration to the next", "carry the 8-bit array")
+@miss("scan", "carries dequantized values from one iteration to the next", "carry the 8-bit array")
 def changed_in_a_loop(x: Any) -> Any:
     w = _wide(SQUARE)
     body = lambda i, c: (c[0] @ c[1], c[1] * 0.9)  # noqa: E731
     return lax.fori_loop(0, 3, body, (x, w))[0]  # here
 
 
-@miss("cond", "`cond` returns dequantised values", "return the 8-bit array")
+@miss("cond", "`cond` returns dequantized values", "return the 8-bit array")
 def chosen(x: Any) -> Any:
     w = lax.cond(x[0, 0] > 0, lambda: _wide(FP8), lambda: PLAIN)  # here
     return x @ w
 
 
-@miss("exp", "is applied", "quantise that")
+@miss("exp", "is applied", "quantize that")
 def inside_a_rematerialised_function(x: Any) -> Any:
     w = jax.checkpoint(lambda q: jnp.exp(_wide(q)))(FP8)  # here
     return x @ w
@@ -236,7 +236,7 @@ def ragged(x: Any) -> Any:
     return lax.ragged_dot(x.astype(jnp.int32), w, jnp.array([2, 3]))  # here
 
 
-@miss("sin", "`sin` is applied to the dequantised values", "quantise that")
+@miss("sin", "`sin` is applied to the dequantized values", "quantize that")
 def ragged_of_a_curve(x: Any) -> Any:
     w = jnp.sin(jnp.stack([_wide(FP8)] * 2))  # here
     return lax.ragged_dot(x, w, jnp.array([2, 3]))
@@ -255,7 +255,7 @@ def test_miss_names_the_operation_its_line_and_what_to_change(name: str) -> None
     assert not report.matched
 
 
-def test_dequantised_values_that_are_only_summed_up_leave_no_miss() -> None:
+def test_dequantized_values_that_are_only_summed_up_leave_no_miss() -> None:
     report = jaxfp8.explain(lambda x: (x * _wide(FP8).mean()) @ PLAIN)(X)
     assert (report.sites, report.others) == ((), 1)
 

@@ -76,7 +76,7 @@ def llama(ids: Any, table: Any, weights: Any, norms: Any) -> Any:
     return x @ deq(table).T
 
 
-def llama_dequantised_outside(ids: Any, table: Any, weights: Any, norms: Any) -> Any:
+def llama_dequantized_outside(ids: Any, table: Any, weights: Any, norms: Any) -> Any:
     wide, embedding = {name: deq(w) for name, w in weights.items()}, deq(table)
 
     def layer(x: Any, inputs: Any) -> Any:
@@ -95,7 +95,7 @@ def llama_with_remat(ids: Any, table: Any, weights: Any, norms: Any) -> Any:
     return lax.scan(layer, deq(table)[ids], (weights, norms))[0] @ deq(table).T
 
 
-@pytest.mark.parametrize("model", [llama, llama_dequantised_outside, llama_with_remat])
+@pytest.mark.parametrize("model", [llama, llama_dequantized_outside, llama_with_remat])
 def test_llama_is_captured(model: Any) -> None:
     check(model, IDS, TABLE, WEIGHTS, NORMS, calls=8, others=2, within=1e-4)
 
@@ -107,7 +107,7 @@ def _loss(model: Any) -> Any:
 # Of the 8 products each once more as dy @ W^T; those of attention have no 8-bit data, and four
 # others in the backward pass, four more with what is computed again.
 @pytest.mark.parametrize(
-    ("model", "calls", "others"), [(llama, 16, 6), (llama_dequantised_outside, 16, 6)]
+    ("model", "calls", "others"), [(llama, 16, 6), (llama_dequantized_outside, 16, 6)]
 )
 def test_backward_pass_of_llama_reads_the_8_bit_weights(
     model: Any, calls: int, others: int
@@ -262,7 +262,7 @@ def test_fp8_matmul_with_delayed_scaling_is_captured_with_its_amax() -> None:
 
 
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (jnp.float8_e5m2, E4M3)])
-def test_dequantise_and_dot_of_two_fp8_arrays_is_captured(dtypes: Any) -> None:
+def test_dequantize_and_dot_of_two_fp8_arrays_is_captured(dtypes: Any) -> None:
     """The pattern that guides to FP8 in XLA tell users to write, scales being Python numbers."""
 
     @jax.jit

@@ -16,7 +16,7 @@ import jaxfp8
 cases = pytest.mark.parametrize("case", NEGATIVES, ids=lambda p: p.name)
 _SILENT = {
     "no_eight_bit_data_at_all",
-    "dequantised_but_never_multiplied",
+    "dequantized_but_never_multiplied",
     "empty_operand",
 }
 

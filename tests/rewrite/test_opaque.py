@@ -98,6 +98,6 @@ def test_mask_of_bytes_does_not_reach_the_product_beside_it() -> None:
     assert (report.sites, report.others) == ((), 1)
 
 
-def test_dequantised_operand_of_a_kernel_is_8_bit_data() -> None:
+def test_dequantized_operand_of_a_kernel_is_8_bit_data() -> None:
     report = jaxfp8.explain(lambda x, q: call(whole, x, q.astype(F32) * 0.5))(X, Q)
     assert len(report.missed) == 1

@@ -1,4 +1,4 @@
-"""Weights that are quantised ahead."""
+"""Weights that are quantized ahead."""
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def test_gradient_passes_to_activations_of_weights_ahead():
     close(got, np.ones((6, 24)) @ np.asarray(jaxfp8.dequantize(q), np.float64).T)
 
 
-def test_only_weights_of_chosen_dots_are_quantised():
+def test_only_weights_of_chosen_dots_are_quantized():
     g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC, where="^up")
     narrow = g.quantize_weights(PARAMS, X)
     assert isinstance(narrow["up"], jaxfp8.QArray)

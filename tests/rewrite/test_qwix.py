@@ -1,4 +1,4 @@
-"""Models quantised by qwix are captured unmodified, on linen and on nnx."""
+"""Models quantized by qwix are captured unmodified, on linen and on nnx."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rewrite.support import BF16, F32, Data
 # Of the library, about JAX.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-# What each recipe quantises: weights alone, or activations as they come too.
+# What each recipe quantizes: weights alone, or activations as they come too.
 RECIPES: dict[str, dict[str, Any]] = {
     "float8 weights": {"weight_qtype": "float8_e4m3fn"},
     "int8 weights": {"weight_qtype": "int8"},
@@ -61,14 +61,14 @@ class Block(nn.Module):
         return x + nn.Dense(32, dtype=BF16)(h)
 
 
-def _quantised(model: nn.Module, x: Any, recipe: dict[str, Any]) -> tuple[Any, Any]:
-    """The apply function of a model quantised after training, and its parameters."""
+def _quantized(model: nn.Module, x: Any, recipe: dict[str, Any]) -> tuple[Any, Any]:
+    """The apply function of a model quantized after training, and its parameters."""
     rules = [qwix.QuantizationRule(module_path=".*", **recipe)]
     params = model.init(jax.random.key(1), x)["params"]
-    quantised = qwix.quantize_model(model, qwix.PtqProvider(rules))
-    abstract = jax.eval_shape(quantised.init, jax.random.key(1), x)
+    quantized = qwix.quantize_model(model, qwix.PtqProvider(rules))
+    abstract = jax.eval_shape(quantized.init, jax.random.key(1), x)
     variables = {"params": qwix.quantize_params(params, abstract["params"])}
-    return quantised.apply, variables
+    return quantized.apply, variables
 
 
 @recipes
@@ -78,7 +78,7 @@ def test_linen_model_is_captured(recipe: str) -> None:
     # A tile goes along one axis, and the last layer contracts two, of 4 and 8.
     model = nn.Dense(24) if "tiled" in recipe else Network()
     calls = 1 if "tiled" in recipe else 3
-    apply, variables = _quantised(model, x, RECIPES[recipe])
+    apply, variables = _quantized(model, x, RECIPES[recipe])
     within = FLIP if "act_qtype" in RECIPES[recipe] else None
     check(apply, variables, x, calls=calls, within=within)
 
@@ -89,7 +89,7 @@ def test_linen_model_is_captured(recipe: str) -> None:
 @pytest.mark.slow
 def test_transformer_block_is_captured(recipe: str, calls: int, others: int) -> None:
     x = Data().normal(2, 5, 32, dtype=BF16)
-    apply, variables = _quantised(Block(), x, RECIPES[recipe])
+    apply, variables = _quantized(Block(), x, RECIPES[recipe])
     check(apply, variables, x, calls=calls, others=others, within=3e-2)
 
 
@@ -108,8 +108,8 @@ def test_nnx_model_is_captured(recipe: str) -> None:
 
     x = Data().normal(5, 32)
     rules = [qwix.QuantizationRule(module_path=".*", **RECIPES[recipe])]
-    quantised = qwix.quantize_model(Model(), qwix.PtqProvider(rules), x)
-    graph, state = nnx.split(quantised)
+    quantized = qwix.quantize_model(Model(), qwix.PtqProvider(rules), x)
+    graph, state = nnx.split(quantized)
     within = FLIP if "act_qtype" in RECIPES[recipe] else None
     check(lambda state, x: nnx.merge(graph, state)(x), state, x, calls=3, within=within)
 
@@ -132,7 +132,7 @@ def test_dot_of_two_qarrays_is_captured(dtype: str, tile: int | None) -> None:
     check(lambda a, b: qwix.dot_general(a, b, _NUMBERS), *args, calls=1)
 
 
-def test_dequantised_qarray_with_zero_points_is_captured() -> None:
+def test_dequantized_qarray_with_zero_points_is_captured() -> None:
     x = Data().normal(5, 256)
     _, w = _qarrays(qtype="int8", calibration_method="minmax")
     assert w.zero_point is not None

@@ -1,4 +1,4 @@
-"""Experts as programs write them: `jax.lax.ragged_dot` of dequantised weights is captured."""
+"""Experts as programs write them: `jax.lax.ragged_dot` of dequantized weights is captured."""
 
 import functools
 

@@ -327,7 +327,7 @@ def test_zero_points_are_looked_at_when_it_runs(zero):
     near(jaxfp8.rewrite(f, strict=True)(*args), f(*args), rtol=1e-4, atol=1e-4)
 
 
-def test_rows_quantised_in_front_are_one_call():
+def test_rows_quantized_in_front_are_one_call():
     def f(x, residual):
         scale = jnp.max(jnp.abs(x), -1, keepdims=True) / 127
         codes = jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8)
@@ -347,7 +347,7 @@ def test_the_call_for_a_gpu_has_it_inside():
     assert row.rewritten and row.epilogue == here.epilogue and "silu" in row.epilogue
 
 
-def test_a_norm_in_front_of_quantised_rows_is_in_their_call_on_a_gpu():
+def test_a_norm_in_front_of_quantized_rows_is_in_their_call_on_a_gpu():
     def f(x):
         wide = x.astype(jnp.float32)
         root = lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)

@@ -232,7 +232,7 @@ def test_row_of_a_convolution_names_the_axes_that_its_weight_sums_over() -> None
     assert site.rhs.scale == "per contracted axis 1"
 
 
-def test_convolution_on_dequantised_values_is_missed() -> None:
+def test_convolution_on_dequantized_values_is_missed() -> None:
     def f(x: Any, q: Any) -> Any:
         return jax.lax.conv_general_dilated(x, q.astype(F32) * 0.5, (1, 1), "SAME")
 
@@ -286,7 +286,7 @@ def test_roll_through_a_tile_blames_the_slice() -> None:
     assert "cuts through the tiles" in site.reason
 
 
-def test_sharding_of_a_dequantised_weight_goes_with_it_and_that_of_a_product_stays() -> None:
+def test_sharding_of_a_dequantized_weight_goes_with_it_and_that_of_a_product_stays() -> None:
     mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.NamedSharding(mesh, jax.P(None, "a"))
 

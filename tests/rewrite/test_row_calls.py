@@ -1,4 +1,4 @@
-"""On a GPU, a norm or a gate and the quantisation behind it become one call."""
+"""On a GPU, a norm or a gate and the quantization behind it become one call."""
 
 import flax.linen as nn
 import jax
@@ -31,7 +31,7 @@ def scale_of(y, highest=448):
     return jnp.maximum(jnp.abs(y).max(-1, keepdims=True), 1e-12) / highest
 
 
-def quantise(y, scale_of=scale_of):
+def quantize(y, scale_of=scale_of):
     y = y.astype(jnp.float32)
     scale = scale_of(y)
     return jnp.clip(y / scale, -448, 448).astype(jnp.float8_e4m3fn), scale
@@ -43,11 +43,11 @@ def multiply(codes, scale, w=W):
 
 
 def dot(y, w=W):
-    return multiply(*quantise(y), w)
+    return multiply(*quantize(y), w)
 
 
 def with_codes(y, scale_of=scale_of):
-    codes, scale = quantise(y, scale_of)
+    codes, scale = quantize(y, scale_of)
     return multiply(codes, scale), codes, scale
 
 
@@ -250,7 +250,7 @@ def test_zeros_and_nan_have_the_scale_of_the_program(name):
     (spec,) = specs_of(run, x)
     assert spec.rule == rule
     _, codes, scale = jax.jit(jaxfp8.rewrite(run))(x)
-    same, exact = jax.jit(lambda x: quantise(x, function))(x)
+    same, exact = jax.jit(lambda x: quantize(x, function))(x)
     np.testing.assert_array_equal(scale, exact)
     quantized.assert_same_codes(codes, same)
 
@@ -341,7 +341,7 @@ def test_scales_of_other_rows_stay_as_written():
 
 
 def dot_by(x, scale_of):
-    return multiply(*quantise(x, scale_of))
+    return multiply(*quantize(x, scale_of))
 
 
 def test_differences_from_the_means_of_all_rows_are_no_norm():
@@ -394,12 +394,12 @@ def test_maxima_that_something_else_reads_come_from_the_call():
 def test_the_report_names_what_is_part_of_the_call():
     (row,) = jaxfp8.explain(lambda x: dot(narrow(layer(x)) * GAIN))(X).matched
     assert (row.lhs.quantized, row.lhs.producer) == ("one call", "LayerNorm")
-    assert "quantised in one call with LayerNorm" in str(row.lhs)
+    assert "quantized in one call with LayerNorm" in str(row.lhs)
 
 
 def test_the_report_says_why_there_is_no_call():
     report = jaxfp8.explain(lambda x: dot(jnp.sin(x)))(X)
-    assert "left quantised as written: XLA" in str(report)
+    assert "left quantized as written: XLA" in str(report)
 
 
 def test_the_gradient_is_that_of_the_function():

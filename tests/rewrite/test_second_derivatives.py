@@ -1,4 +1,4 @@
-"""Second derivatives through dequantised values whose gradient is cut or bent."""
+"""Second derivatives through dequantized values whose gradient is cut or bent."""
 
 from __future__ import annotations
 

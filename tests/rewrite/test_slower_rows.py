@@ -27,7 +27,7 @@ def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def product(rows: int, n: int, k: int, x: Any, w: Any, tile: int = 0, **more: Any) -> Case:
-    """Rows, as floats or as codes with one scale, times dequantised weights [N, K].
+    """Rows, as floats or as codes with one scale, times dequantized weights [N, K].
 
     Further options: `exponents` for the scales, `zero` points, and the size of a `batch`.
     """

@@ -1,4 +1,4 @@
-"""Views of dequantised values move scales as they move the 8-bit data."""
+"""Views of dequantized values move scales as they move the 8-bit data."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]
 
 
-def dequantise(q: Any, scale: Any) -> Any:
+def dequantize(q: Any, scale: Any) -> Any:
     return q.astype(F32) * scale
 
 
 def product(x: Any, q: Any, scale: Any) -> Any:
-    return x @ dequantise(q, scale)
+    return x @ dequantize(q, scale)
 
 
 # Wrappers
@@ -166,10 +166,10 @@ def test_product_inside_a_wrapper_is_captured(wrap: Wrap) -> None:
 
 @pytest.mark.parametrize("wrap", CAPTURED, ids=name)
 def test_product_behind_a_wrapper_is_captured_or_says_what_the_wrapper_returns(wrap: Wrap) -> None:
-    report = jaxfp8.explain(lambda x, q, s: x @ wrap(dequantise)(q, s))(X, Q, S)
+    report = jaxfp8.explain(lambda x, q, s: x @ wrap(dequantize)(q, s))(X, Q, S)
     (site,) = report.sites
     assert site.rewritten != (wrap in _RETURNS_FLOATS)
-    assert site.rewritten or "returns dequantised values" in site.reason
+    assert site.rewritten or "returns dequantized values" in site.reason
 
 
 @pytest.mark.parametrize("wrap", LEFT[1:], ids=name)
@@ -181,21 +181,21 @@ def test_product_inside_what_is_not_entered_is_a_row(wrap: Wrap) -> None:
 
 @pytest.mark.parametrize("wrap", [*LEFT, *UNSEEN], ids=name)
 def test_trail_that_ends_in_what_is_not_entered_is_a_row(wrap: Wrap) -> None:
-    report = jaxfp8.explain(lambda x, q, s: x @ wrap(dequantise)(q, s))(X, Q, S)
+    report = jaxfp8.explain(lambda x, q, s: x @ wrap(dequantize)(q, s))(X, Q, S)
     (site,) = [site for site in report.missed if site.ended_by != "dot_general"]
-    assert f"`{site.ended_by}`" in site.reason and "dequantise" in site.remedy
+    assert f"`{site.ended_by}`" in site.reason and "dequantize" in site.remedy
 
 
 @pytest.mark.parametrize(
     "fun",
-    [root(product), lambda x, q, s: x @ root(dequantise)(q, s)],
+    [root(product), lambda x, q, s: x @ root(dequantize)(q, s)],
     ids=["inside", "behind"],
 )
 def test_product_and_a_root_are_captured_or_a_row(fun: Function) -> None:
     assert jaxfp8.explain(fun)(X, Q, S).sites  # JAX 0.12 has a primitive of its own for roots
 
 
-def test_kernel_that_multiplies_returns_no_dequantised_values() -> None:
+def test_kernel_that_multiplies_returns_no_dequantized_values() -> None:
     report = jaxfp8.explain(lambda x, q, s: kernel(product)(x, q, s) @ x)(X, Q, S)
     assert (len(report.missed), report.others) == (1, 1)
 
@@ -227,8 +227,8 @@ def _beside(x: Any, q: Any, s: Any) -> Any:
     return product(composite(jnp.tanh)(x), q, s)
 
 
-def _dequantised(x: Any, q: Any, s: Any) -> Any:
-    return x @ composite(dequantise)(q, s)
+def _dequantized(x: Any, q: Any, s: Any) -> Any:
+    return x @ composite(dequantize)(q, s)
 
 
 def _multiplied(x: Any, q: Any, s: Any) -> Any:
@@ -243,7 +243,7 @@ def _nested(x: Any, q: Any, s: Any) -> Any:
     return composite(lambda x, q, s: composite(jnp.tanh)(product(x, q, s)))(x, q, s)
 
 
-COMPOSITES = {_beside: 1, _dequantised: 0, _multiplied: 0, _activated: 0, _nested: 0}
+COMPOSITES = {_beside: 1, _dequantized: 0, _multiplied: 0, _activated: 0, _nested: 0}
 
 
 @pytest.mark.parametrize("fun", COMPOSITES, ids=name)
@@ -253,12 +253,12 @@ def test_composite_stays_whole_where_no_8_bit_data_goes_in(fun: Function) -> Non
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
 
 
-def test_activation_quantised_in_a_composite_is_one_call() -> None:
-    def quantise(x: Any, scale: Any) -> Any:
+def test_activation_quantized_in_a_composite_is_one_call() -> None:
+    def quantize(x: Any, scale: Any) -> Any:
         return jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8)
 
     def f(x: Any, q: Any, s: Any) -> Any:
-        return composite(quantise)(x, 0.05).astype(F32) @ dequantise(q, s)
+        return composite(quantize)(x, 0.05).astype(F32) @ dequantize(q, s)
 
     int8 = Q.view(jnp.int8)
     (site,) = jaxfp8.explain(f)(X, int8, S).sites
@@ -286,7 +286,7 @@ def _(size: int, flags: list[bool], x: Any, w: Any, q: Any, s: Any) -> Any:
 
 
 def _doubling(x: Any, q: Any, s: Any) -> Any:
-    return doubling(x, dequantise(q, s), q, s)
+    return doubling(x, dequantize(q, s), q, s)
 
 
 _ROWS = X.reshape(4, 8, 32)

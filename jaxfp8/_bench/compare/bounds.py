@@ -75,7 +75,7 @@ def _product(way: Way, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
     x, x_near = _multiplied(way, x, 1)
     w, w_near = _multiplied(way, w, 0)
     magnitude = np.abs(x) @ np.abs(w)
-    share = (x.shape[1] + 4) * _UNIT  # the operands were dequantised in float32
+    share = (x.shape[1] + 4) * _UNIT  # the operands were dequantized in float32
     if platform != "cpu":
         fast = way.recipe.compute is None and way.name.startswith(("FP8", "MX"))
         share += _FAST_FP8 if fast else _TENSOR_CORES

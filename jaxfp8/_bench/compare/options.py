@@ -20,7 +20,7 @@ _SETTINGS = ("shapes", "rows", "data", "only", "verify", "time", "no_time", "thr
 
 DESCRIPTION = """\
 Multiplies the same operands in every way this package has, and says of each what it costs: its
-error against float64, and its time as a kernel alone, as a layer that quantises its input, and end
+error against float64, and its time as a kernel alone, as a layer that quantizes its input, and end
 to end from floats. A * marks ways than which none is both more accurate and faster, as a layer.
 docs/precision.md says how to read the table.
 

@@ -33,7 +33,7 @@ def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> tuple[
     """
     votes: dict[str, collections.Counter[str]] = {}
     wanted: dict[str, list[str]] = {}  # by mesh axis, its factors in the results
-    operands: set[str] = set()  # mesh axes of the multiplied or quantised operands
+    operands: set[str] = set()  # mesh axes of the multiplied or quantized operands
     number = len(factors.operands)
     for i, (array, names) in enumerate(
         zip(arrays, factors.operands + factors.results, strict=True)

@@ -373,7 +373,7 @@ def _in_int8(
 ) -> list[jax.Array]:
     """The product in int8, whose operands called `first` are rounded before the call."""
     named = dict(zip(spec.operand_names(), operands, strict=True))
-    made = int8_form.requantised(spec, named, first)
+    made = int8_form.requantized(spec, named, first)
     kernel = "" if first == int8_form.BOTH else int8_form.IN_INT8
     return _bind(int8_form.narrowed(spec, first), kernel, made, out_sharding)
 

@@ -44,7 +44,7 @@ def narrowed(spec: ScaledDotSpec, names: Sequence[str] = BOTH) -> ScaledDotSpec:
     return dataclasses.replace(spec, lhs=lhs, rhs=rhs)
 
 
-def requantised(
+def requantized(
     spec: ScaledDotSpec, named: dict[str, jax.Array], names: Sequence[str] = BOTH
 ) -> dict[str, jax.Array]:
     """The operands of `narrowed(spec, names)`, from those of `spec`."""

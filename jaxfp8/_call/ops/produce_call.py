@@ -1,4 +1,4 @@
-"""Producing and quantising values as one primitive, `quantize_produced_p`: one kernel on a GPU.
+"""Producing and quantizing values as one primitive, `quantize_produced_p`: one kernel on a GPU.
 
 A norm, an activation and a factor, or a rounding to 16 bits, then codes: for a scale that is found
 for each row, or for scales that are given, in one layout or two. `reference.ProduceSpec` defines
@@ -49,7 +49,7 @@ quantize_produced_p.multiple_results = True
 def why_no_rows_kernel(shape: Shape, dtype: np.dtype) -> str | None:
     """Why no kernel produces rows and finds a scale for each, or None if one does."""
     if dtype not in (jnp.bfloat16, np.float16):
-        return f"what is quantised has dtype {dtype}, and the kernel takes bfloat16 and float16"
+        return f"what is quantized has dtype {dtype}, and the kernel takes bfloat16 and float16"
     if not _has_values(shape):
         return "it has no rows"
     if shape[-1] % _CHUNK or shape[-1] > _LONGEST_ROW:

@@ -1,4 +1,4 @@
-"""Quantising as one primitive, `quantize_p`: one FFI call where there is a kernel.
+"""Quantizing as one primitive, `quantize_p`: one FFI call where there is a kernel.
 
 `QuantizeSpec` states operand and rule, `reference/quantize_reference` the meaning, and
 `quantize_lowering` the call.
@@ -85,7 +85,7 @@ def encode(
 
     `transpose_from` is the first of the axes that `transposed` has in front; None for no such copy.
     Without `tiles` there is one scale. With an empty axis, and only without tiles, it is given.
-    With `transposed_tiles`, by axis of `x`, the copy is quantised by itself.
+    With `transposed_tiles`, by axis of `x`, the copy is quantized by itself.
     """
     x = jax.lax.stop_gradient(x)
     given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape((1,) * x.ndim)]
@@ -280,7 +280,7 @@ def _parts(
 
 
 def _parts_of_two(avals: Sequence[Any], spec: QuantizeSpec, split: bool) -> Parts:
-    """Those of two quantisations of one array. It is cut as both can be."""
+    """Those of two quantizations of one array. It is cut as both can be."""
     assert spec.transposed_tiles is not None and spec.transpose_from is not None
     there = dataclasses.replace(spec.apart[0], tiles=spec.transposed_tiles)
     pair = [_parts(avals, spec=each, split=split) for each in (spec.apart[0], there)]

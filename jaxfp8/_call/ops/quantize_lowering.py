@@ -1,4 +1,4 @@
-"""Lowers a quantisation to the library's call; to its definition where no kernel takes it."""
+"""Lowers a quantization to the library's call; to its definition where no kernel takes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Matrix = tuple[int, int, int, int]  # rows, columns, rows of a tile, columns of 
 
 
 def why_no_rows_here(shape: Shape) -> str | None:
-    """Why the CPU does not quantise rows of this shape by the plain rule, or None if it does."""
+    """Why the CPU does not quantize rows of this shape by the plain rule, or None if it does."""
     if len(shape) < 2 or math.prod(shape) == 0:
         return "it has no rows"
     if shape[-1] < _SHORTEST_RUN:
@@ -68,7 +68,7 @@ def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) 
 
 
 def _takes_two(platform: str, shape: Shape, spec: QuantizeSpec) -> bool:
-    """Whether one call quantises for both layouts: blocks of 128 along the last axis, and down."""
+    """Whether one call quantizes for both layouts: blocks of 128 along the last axis, and down."""
     one, _ = spec.apart
     matrix = _matrix(shape, one)
     if platform != "cuda" or matrix is None or not _has_kernel(platform, shape, matrix, one):

@@ -1,9 +1,9 @@
-"""What it means to produce and quantise values: the problem as a spec, and its definition in jnp.
+"""What it means to produce and quantize values: the problem as a spec, and its definition in jnp.
 
     y = activation(x) * factor, or norm(x) * gain + shift, or x; rounded to 16 bits
 
 A norm divides `x`, or `x` without its mean, by its root mean square, in float32. The problem says
-whether the call computes these means or takes them. There are two ways to quantise. Each row has a
+whether the call computes these means or takes them. There are two ways to quantize. Each row has a
 scale of its own, computed here:
 
     amax  = max|y| of a row; NaN and infinities count
@@ -100,7 +100,7 @@ class ProduceSpec:
     dtype: np.dtype  # of the codes
     rule: RowScale | None = None  # how the scale of a row is found; None where scales are given
     scales: int = 0  # how many scales are given
-    # Of the values that are quantised; None for the dtype of `x`, narrower where `x` is rounded.
+    # Of the values that are quantized; None for the dtype of `x`, narrower where `x` is rounded.
     row_dtype: np.dtype | None = None
     # The norm, with an epsilon where it finds its means; None for an activation and a factor, or a
     # rounding.
@@ -116,10 +116,10 @@ class ProduceSpec:
         assert self.rule is None or self.transpose_from is None
 
     def told(self, x: Any) -> str:
-        """The quantisation of an array of the type of `x` in words, for messages."""
+        """The quantization of an array of the type of `x` in words, for messages."""
         if self.rule is None:
             return f"the encoding of {array(x)} for training"
-        return f"the quantisation of rows of {array(x)}"
+        return f"the quantization of rows of {array(x)}"
 
     @property
     def of_rows(self) -> int:
@@ -172,7 +172,7 @@ def quantized_values(
 def _produced(
     x: jax.Array, *others: jax.Array, spec: ProduceSpec, mesh_axes: tuple[str, ...]
 ) -> jax.Array:
-    """The values that are quantised, before their last rounding."""
+    """The values that are quantized, before their last rounding."""
     dtype = x.dtype if spec.row_dtype is None else spec.row_dtype
     if spec.norm is not None:
         return _normed(x, list(others), spec.norm, dtype, mesh_axes)

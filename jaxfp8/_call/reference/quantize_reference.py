@@ -1,4 +1,4 @@
-"""What quantising means: the problem as a spec, and its definition in jnp.
+"""What quantizing means: the problem as a spec, and its definition in jnp.
 
     amax  = max|x| of a tile
     scale = amax / highest, maybe rounded up to a power of two, 1 for a tile of zeros; or given
@@ -31,7 +31,7 @@ Axis = TypeVar("Axis")  # what stands for an axis: its size, or its factor on a 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeSpec:
-    """All facts of a quantisation except its data.
+    """All facts of a quantization except its data.
 
     Its results in order are the codes, their transposed copy, one value for each tile (the chosen
     scale or the amax), and the scale of the copy. The properties say which of them it has.
@@ -54,8 +54,8 @@ class QuantizeSpec:
     lowest: int | None = None
 
     def told(self, x: Any) -> str:
-        """The quantisation of an array of the type of `x` in words, for messages."""
-        return f"the quantisation of {array(x)}"
+        """The quantization of an array of the type of `x` in words, for messages."""
+        return f"the quantization of {array(x)}"
 
     @property
     def chooses_scale(self) -> bool:
@@ -74,7 +74,7 @@ class QuantizeSpec:
 
     @property
     def apart(self) -> tuple[QuantizeSpec, QuantizeSpec]:
-        """Of two quantisations both of them; the second takes the array transposed."""
+        """Of two quantizations both of them; the second takes the array transposed."""
         assert self.transposed_tiles is not None
         first = dataclasses.replace(self, transpose_from=None, transposed_tiles=None)
         return first, dataclasses.replace(first, tiles=self.transposed(self.transposed_tiles))
@@ -101,7 +101,7 @@ def quantized(
     spec: QuantizeSpec,
     mesh_axes: tuple[str, ...] = (),
 ) -> list[jax.Array]:
-    """The results of a quantisation, as `QuantizeSpec` lists them.
+    """The results of a quantization, as `QuantizeSpec` lists them.
 
     A tile with a chosen scale may be spread over `mesh_axes`.
     """
@@ -157,7 +157,7 @@ def _turned(rank: int, first: int) -> Shape:
 def one_after_the_other(
     each: Callable[..., Sequence[jax.Array]], x: jax.Array, spec: QuantizeSpec, batch: int = 0
 ) -> list[jax.Array]:
-    """The results of two quantisations, by `each(x, spec=...)`; the second is of `x` transposed."""
+    """The results of two quantizations, by `each(x, spec=...)`; the second is of `x` transposed."""
     assert spec.transpose_from is not None
     first, second = spec.apart
     codes, scale = each(x, spec=first)

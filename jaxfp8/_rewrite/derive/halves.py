@@ -3,9 +3,9 @@
 The first half computes outputs and residuals. The second half reads the residuals, and is linear in
 tangents or cotangents. Each half is rewritten by itself.
 
-A residual may be dequantised 8-bit data. Passed as it is, it takes memory at full width, and the
+A residual may be dequantized 8-bit data. Passed as it is, it takes memory at full width, and the
 second half does not see the 8-bit data. The 8-bit data and the scales are passed instead. The
-second half begins by dequantising them, and its rewrite captures this.
+second half begins by dequantizing them, and its rewrite captures this.
 
 A stand-in is passed too: an array of zeros without a reader. Its tangent is the tangent of the
 residual. A second derivative then follows the function as written, with every `stop_gradient` and
@@ -75,7 +75,7 @@ class _First:
     """The first half as one program.
 
     Its outputs are the function's, then the residuals, then the 8-bit data and the scales of
-    dequantised residuals. In place of such a residual is a stand-in, or None if none is needed.
+    dequantized residuals. In place of such a residual is a stand-in, or None if none is needed.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class _First:
         leaves, rest = list(passed[: len(outvars)]), iter(passed[len(outvars) :])
         for i, parts in self.parts.items():
             at, aval = i - self.number, outvars[i - self.number].aval
-            wide = compat.laid_out_like(parts.dequantised(rest), aval)
+            wide = compat.laid_out_like(parts.dequantized(rest), aval)
             leaves[at] = wide if leaves[at] is None else _moving_like(wide, leaves[at])
         return jax.tree.unflatten(self.residual_tree, leaves)
 
 
 def _smaller(walk: Walk, value: Value) -> Parts | None:
-    """The parts of dequantised 8-bit data, if they are smaller than the value."""
-    fact = walk.dequantised(value)
+    """The parts of dequantized 8-bit data, if they are smaller than the value."""
+    fact = walk.dequantized(value)
     if fact is None or fact.guards or value.dtype not in dtypes.WIDE_FLOAT:
         return None
     parts = Parts(fact, value.dtype)

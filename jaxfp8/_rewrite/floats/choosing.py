@@ -45,7 +45,7 @@ class Chooser:
         if dot.weight is None and self._selects.given is None:
             return (
                 "neither operand is a weight",
-                "choose it in `where` to quantise both operands as activations",
+                "choose it in `where` to quantize both operands as activations",
             )
         return _by_recipe(dot, recipe)
 

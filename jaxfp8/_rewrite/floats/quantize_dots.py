@@ -73,7 +73,7 @@ def quantize_dots(
     Returns:
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`. Its
       `explain` reports on each dot, its `compare` measures the loss of accuracy, and its
-      `quantize_weights` quantises weights once ahead instead of in every call.
+      `quantize_weights` quantizes weights once ahead instead of in every call.
 
     Warns:
       FallbackWarning: it has dots, and none is in 8 bits; inside `jaxfp8.strict()` an error. Or
@@ -142,7 +142,7 @@ class QuantizedDots:
 
         Args:
           *args, **kwargs: as for the function. If they hold `QArray`s, the original gets the
-            dequantised arrays, and the error does not contain the error of the weights.
+            dequantized arrays, and the error does not contain the error of the weights.
 
         Returns:
           A `Comparison`: `sqnr` in dB, `relative_l2` and `max_abs` over all float outputs, and the
@@ -220,7 +220,7 @@ class _Rewriter(Rewriter):
         return traced.restore(jax.jit(run)(traced.consts, *arguments.arrays))
 
     def weights(self, arguments: Arguments) -> dict[int, Any]:
-        """How to quantise each weight among the arrays of the arguments, by its position."""
+        """How to quantize each weight among the arrays of the arguments, by its position."""
         traced = trace(self.fun, arguments)
         program, dots = round_dots(traced.jaxpr, self.choose, self._given(traced, arguments))
         first = len(traced.consts)
@@ -311,7 +311,7 @@ def _quantized(leaf: Any, positions: Any, chosen: dict[int, Any]) -> Any:
 
 
 def _scale_dtype(quantization: Any, leaf: Any) -> Any:
-    """The dtype of a scale and of its dequantised array; powers of two dequantise to float32."""
+    """The dtype of a scale and of its dequantized array; powers of two dequantize to float32."""
     wide = quantization.scale_dtype in dtypes.WIDE_FLOAT
     return leaf.dtype if wide else quantization.scale_dtype
 

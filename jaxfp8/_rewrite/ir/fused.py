@@ -16,7 +16,7 @@ import numpy as np
 from jaxfp8._rewrite.ir import casts, constants, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors, combine, full_tiles
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.sides import Side, grows_too_fine
+from jaxfp8._rewrite.ir.sides import ScaledSide, grows_too_fine
 from jaxfp8._rewrite.ir.sites import DotSite
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
@@ -25,7 +25,7 @@ Args = ParamSpec("Args")
 Apply = Callable[Concatenate["FusedDot", Args], str | None]
 
 # The stages of a kernel's work, in its order.
-_STAGES = ("sum", "activation", "amax", "out scale", "clip or rounding", "quantised output")
+_STAGES = ("sum", "activation", "amax", "out scale", "clip or rounding", "quantized output")
 _ORDER = {stage: i for i, stage in enumerate(_STAGES)}
 # At these stages a call cannot stop.
 _PENDING = ("out scale", "clip or rounding")
@@ -53,8 +53,8 @@ class ScaledDot:
     """A candidate for a scaled dot: its site and its two sides."""
 
     site: DotSite
-    lhs: Side
-    rhs: Side
+    lhs: ScaledSide
+    rhs: ScaledSide
 
     @property
     def out(self) -> Value:
@@ -120,7 +120,7 @@ class FusedDot:
     def stage(self) -> str:
         """The last stage of `_STAGES` among the steps."""
         if self.quantized is not None:
-            return "quantised output"
+            return "quantized output"
         if self.low is not None or self.high is not None or self.is_rounded:
             return "clip or rounding"
         if self.out:
@@ -149,7 +149,7 @@ class FusedDot:
         self.activation = name
         return self.cast(dtype)
 
-    @_step("quantised output", "views", in_int32=True)
+    @_step("quantized output", "views", in_int32=True)
     def view(self, op: Op) -> str | None:
         """Transpose or reshape."""
         self.views += (op,)
@@ -224,7 +224,7 @@ class FusedDot:
         self.is_rounded = True
         return None
 
-    @_step("clip or rounding", "quantises")
+    @_step("clip or rounding", "quantizes")
     def quantize(self, dtype: np.dtype) -> str | None:
         """Convert to an 8-bit dtype."""
         low, high = dtypes.finite_range(dtype)
@@ -236,7 +236,7 @@ class FusedDot:
         elif not self.is_rounded:
             return f"converts to {dtype} without rounding first"
         if self.out and self.out_scale() is None:
-            return "scales the quantised output by blocks"
+            return "scales the quantized output by blocks"
         self.quantized = np.dtype(dtype)
         return None
 
@@ -258,7 +258,7 @@ class FusedDot:
         return self.low is None and self.activation == "relu" and positive
 
     def out_scale(self) -> Value | None:
-        """The scale to dequantise the output, of the output's rank.
+        """The scale to dequantize the output, of the output's rank.
 
         None if there is none, or if it varies by blocks.
         """

@@ -1,6 +1,6 @@
 """Value numbering: finds values equal by the same computation.
 
-A program may quantise its input once for each product. JAX traces each one anew, so one array has
+A program may quantize its input once for each product. JAX traces each one anew, so one array has
 several values.
 """
 

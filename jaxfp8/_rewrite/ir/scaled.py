@@ -1,4 +1,4 @@
-"""Facts about 8-bit data on its way to a dot: dequantised, scales, or lost.
+"""Facts about 8-bit data on its way to a dot: dequantized, scales, or lost.
 
 A fact never replaces a value. It states an equal expression. The decide pass carries facts from
 equation to equation, and uses a fact only to avoid widening 8-bit data.
@@ -93,7 +93,7 @@ class Scaled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lost:
-    """This value was dequantised 8-bit data, until an op ended the fact."""
+    """This value was dequantized 8-bit data, until an op ended the fact."""
 
     op: Op | None  # the op; None if the reason lies in the dot itself or in the whole function
     # reason, remedy: why the fact ended, and how to keep it.
@@ -122,7 +122,7 @@ class Parts:
         """The 8-bit data, the zero point if there is one, and each scale."""
         return [self.fact.q, *(factor.small for factor in self.fact.smalls)]
 
-    def dequantised(self, arrays: Iterator[Array]) -> Array:
+    def dequantized(self, arrays: Iterator[Array]) -> Array:
         """The array from the next arrays of the iterator, in the order of `values`."""
         fact, shape = self.fact, self.fact.q.shape
         q, *smalls = itertools.islice(arrays, len(self.values))
@@ -141,9 +141,9 @@ class Parts:
         """The array, made of its parts."""
 
         def run(*arrays: Array) -> Array:
-            return self.dequantised(iter(arrays))
+            return self.dequantized(iter(arrays))
 
-        return graph.derived("dequantise", run, self.values, self.fact.q.shape, self.dtype)
+        return graph.derived("dequantize", run, self.values, self.fact.q.shape, self.dtype)
 
     @property
     def size(self) -> int:

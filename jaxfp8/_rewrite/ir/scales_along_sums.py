@@ -22,11 +22,13 @@ from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors, combine, full_tiles, refine
 from jaxfp8._rewrite.ir.granularity import SHORT
 from jaxfp8._rewrite.ir.graph import Array, Value
-from jaxfp8._rewrite.ir.sides import Side, across
+from jaxfp8._rewrite.ir.sides import ScaledSide, across
 from jaxfp8._value import compat, dtypes
 
 
-def multiplied_in(giver: Side, taker: Side, is_plain: Callable[[Value], bool]) -> tuple[Side, Side]:
+def multiplied_in(
+    giver: ScaledSide, taker: ScaledSide, is_plain: Callable[[Value], bool]
+) -> tuple[ScaledSide, ScaledSide]:
     """The sides, with the scales along the sum multiplied into `taker`, if all of them can be.
 
     `giver` is 8-bit data whose scaled values the function rounds to bfloat16, `taker` a float
@@ -48,13 +50,13 @@ def multiplied_in(giver: Side, taker: Side, is_plain: Callable[[Value], bool]) -
     )
 
 
-def _changes(factor: Factor, side: Side) -> bool:
+def _changes(factor: Factor, side: ScaledSide) -> bool:
     """Whether a factor changes along the sum in blocks shorter than `SHORT`."""
     varying = [axis for axis in factor.varying() if axis in side.contracting]
     return any(factor.tiles[axis] < SHORT for axis in varying)
 
 
-def _may_move(moving: Factors, giver: Side) -> bool:
+def _may_move(moving: Factors, giver: ScaledSide) -> bool:
     """Whether moving leaves nothing along the sum, and `moving` is constant along free axes."""
     if giver.zero_point is not None and _changes(giver.zero_point, giver):
         return False

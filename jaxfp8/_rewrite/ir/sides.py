@@ -16,7 +16,7 @@ from jaxfp8._value.spec import Shape, tile_counts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Side:
+class ScaledSide:
     """One operand of a scaled dot, with the axes of its stored array."""
 
     value: Value  # the data: bytes, or an array of float32, bfloat16 or float16
@@ -37,7 +37,7 @@ class Side:
         return factor.placed(sources, self.value.shape)
 
 
-def shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
+def shared(lhs: ScaledSide, rhs: ScaledSide) -> tuple[ScaledSide, ScaledSide]:
     """The sides, with scales along contracting axes moved to the other side if that helps.
 
     An operand with a scale by row and a scale by column needs one number for each element. A scale
@@ -50,7 +50,7 @@ def shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
     return lhs, rhs
 
 
-def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
+def _hand_over(giver: ScaledSide, taker: ScaledSide) -> tuple[ScaledSide, ScaledSide]:
     contracted = set(giver.contracting)
     moving = [f for f in giver.factors if f.varying() and set(f.varying()) <= contracted]
     staying = tuple(f for f in giver.factors if f not in moving)
@@ -62,7 +62,7 @@ def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
     return after if not any(map(is_elementwise, after)) else (giver, taker)
 
 
-def across(factor: Factor, giver: Side, taker: Side) -> Factor:
+def across(factor: Factor, giver: ScaledSide, taker: ScaledSide) -> Factor:
     """A factor along contracting and batch axes, moved to the paired axes of the other side."""
     theirs, ours = taker.contracting + taker.batch, giver.contracting + giver.batch
     source = dict(zip(theirs, ours, strict=True))
@@ -70,7 +70,7 @@ def across(factor: Factor, giver: Side, taker: Side) -> Factor:
     return factor.placed([source.get(axis) for axis in range(len(shape))], shape)
 
 
-def is_elementwise(side: Side, more: Factors = ()) -> bool:
+def is_elementwise(side: ScaledSide, more: Factors = ()) -> bool:
     """Whether the product of the scales has about one number for each element.
 
     It then varies element by element along every contracting axis and along some free axis.
@@ -82,22 +82,22 @@ def is_elementwise(side: Side, more: Factors = ()) -> bool:
     return bool(free) and bool(summed) and all(axis in fine for axis in summed)
 
 
-def saves_nothing(side: Side, more: Factors = ()) -> bool:
+def saves_nothing(side: ScaledSide, more: Factors = ()) -> bool:
     """Whether elementwise scales, in float32, take more memory than the data."""
     counts = tile_counts(side.value.shape, _common_tiles(side, more))
     return is_elementwise(side, more) and 4 * math.prod(counts) > side.value.size
 
 
-def grows_too_fine(side: Side, more: Factors) -> bool:
+def grows_too_fine(side: ScaledSide, more: Factors) -> bool:
     """Whether further scales make the scales of a side elementwise."""
     return saves_nothing(side, more) or is_elementwise(side, more) > is_elementwise(side)
 
 
-def _common_tiles(side: Side, more: Factors) -> Shape:
+def _common_tiles(side: ScaledSide, more: Factors) -> Shape:
     return _tiles.common(side.value.shape, [f.tiles for f in side.factors + more])
 
 
-def peel(side: Side) -> Side:
+def peel(side: ScaledSide) -> ScaledSide:
     """The side before its transposes; its axes are renumbered instead.
 
     A transpose stays if it changes the order of the free axes.
@@ -111,7 +111,7 @@ def peel(side: Side) -> Side:
     return side
 
 
-def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
+def _transposed(side: ScaledSide, source: Value, permutation: Shape) -> ScaledSide:
     """The side before a transpose: axis `permutation[i]` of `source` is axis i of the value."""
     inverse = tuple(int(axis) for axis in np.argsort(permutation))
 
@@ -129,7 +129,7 @@ def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
     )
 
 
-def tiles_of(side: Side, factors: Factors) -> Shape:
+def tiles_of(side: ScaledSide, factors: Factors) -> Shape:
     """The common tiles of the scales and the zero point of a side."""
     parts = [f.tiles for f in factors]
     if side.zero_point is not None:

@@ -14,7 +14,7 @@ from jaxfp8._rewrite.ir import precision as _precision
 from jaxfp8._rewrite.ir.factors import Factors
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known
-from jaxfp8._rewrite.ir.sides import Side
+from jaxfp8._rewrite.ir.sides import ScaledSide
 from jaxfp8._value.spec import ScaledDotSpec, Shape
 
 # ((contracting axes of lhs, of rhs), (batch axes of lhs, of rhs)), as `dot_general` has them.
@@ -78,7 +78,9 @@ class Captured:
     spec: ScaledDotSpec | RaggedSpec  # the problem, as it is computed
     # The same with its operands as they are stored; another one only in int8.
     stored: ScaledDotSpec | RaggedSpec
-    sides: tuple[Side, Side]  # the operands as the function has them, in its order of axes
+    sides: tuple[
+        ScaledSide, ScaledSide
+    ]  # the operands as the function has them, in its order of axes
     compute: str | None = None  # "int8" if the product rounds operands to int8, else None
 
 
@@ -103,7 +105,7 @@ class DotSite:
     joined: int = 0  # the number of products in its launch, itself included; 0 without others
     multiplied: bool = False  # whether its launch multiplies two outputs
     attention: str = ""  # of a product beside a softmax, what became of both; "" for any other
-    # "one call" or "as written" for each operand quantised by the function.
+    # "one call" or "as written" for each operand quantized by the function.
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
     # For each such operand the other results of its call, or why there is no call; "" if there is
     # nothing to say.

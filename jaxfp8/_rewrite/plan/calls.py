@@ -17,7 +17,7 @@ from jaxfp8._rewrite.ir.factors import Factors, as_one, on_tiles
 from jaxfp8._rewrite.ir.facts import Amax, Product
 from jaxfp8._rewrite.ir.fused import FusedDot
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
-from jaxfp8._rewrite.ir.sides import Side
+from jaxfp8._rewrite.ir.sides import ScaledSide
 from jaxfp8._rewrite.plan import ragged_calls
 from jaxfp8._rewrite.rules import groups
 from jaxfp8._value import compat, dtypes
@@ -150,7 +150,7 @@ def _refusal(spec: ScaledDotSpec, written: Op, shares_input: bool) -> Refusal | 
 
 
 def operand(
-    name: str, side: Side, more: Factors = (), *, in_call: bool = True
+    name: str, side: ScaledSide, more: Factors = (), *, in_call: bool = True
 ) -> tuple[OperandSpec, dict[str, Value]]:
     """The spec of a side, and its data, scale and zero point by operand name.
 

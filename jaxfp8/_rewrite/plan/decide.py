@@ -29,8 +29,8 @@ from jaxfp8._value.spec import is_known
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("", call_dots),  # plain and ragged dots with their steps become calls
     ("cuda", join_attention),  # two products with a softmax between them become one call
-    ("cpu", encode_rows),  # rows of a call are quantised by another call
-    ("cuda", produce_rows),  # rows of a call are made and quantised by another call
+    ("cpu", encode_rows),  # rows of a call are quantized by another call
+    ("cuda", produce_rows),  # rows of a call are made and quantized by another call
     ("cuda", produce_encodings),  # operands of FP8 training are made and encoded by one call
     ("", multiply),  # two calls on one input and the product of their outputs become one launch
     ("", join),  # calls on one input become one launch, if a GPU here has such a kernel

@@ -1,4 +1,4 @@
-"""Rows quantised by the function itself, on a CPU: one call gives codes, and one the maxima.
+"""Rows quantized by the function itself, on a CPU: one call gives codes, and one the maxima.
 
 The calls give the same bits as the five ops in the function, for any scale.
 """
@@ -23,7 +23,7 @@ _FARTHEST = 12
 
 
 def encode_rows(body: Body, replaced: Replaced) -> Replaced:
-    """The pass: calls quantise rows."""
+    """The pass: calls quantize rows."""
     operands = list(quantized_rows.operands(body.walk))
     calls = {codes: _calls(body.walk, codes) for codes in dict.fromkeys(c for *_, c in operands)}
     replaced = {**{k: v for new in calls.values() for k, v in new.items()}, **replaced}

@@ -59,13 +59,13 @@ def _dot(value: Value) -> Op:
 
 
 def _belongs(walk: Walk, value: Value) -> bool:
-    """Whether a value is dequantised data, or computed from a product: the slow branch makes it."""
+    """Whether a value is dequantized data, or computed from a product: the slow branch makes it."""
     if value.op is None or value.op.effectful:
         return False
     if value.op.eqn is None or compat.subjaxprs(value.op.eqn):
         return False
     is_product = isinstance(walk.fact(value), Product | Magnitude | Amax) or value in walk.curves
-    return is_product or walk.dequantised(value) is not None
+    return is_product or walk.dequantized(value) is not None
 
 
 def _program(outputs: Sequence[Value], is_input: Callable[[Value], bool]) -> Program:

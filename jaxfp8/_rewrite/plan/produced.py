@@ -1,4 +1,4 @@
-"""One call in place of making values and quantising them, on a GPU.
+"""One call in place of making values and quantizing them, on a GPU.
 
 Values with another reader stay as written: they would be made twice.
 """
@@ -25,7 +25,7 @@ _IN_MEMORY = ("dot_general", "ragged_dot_general", "conv_general_dilated", scale
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Produced:
-    """A call: it makes values and quantises them.
+    """A call: it makes values and quantizes them.
 
     Attributes:
       row: how it makes them.

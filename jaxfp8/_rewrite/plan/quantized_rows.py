@@ -1,4 +1,4 @@
-"""Rows quantised by the function itself, before a captured dot.
+"""Rows quantized by the function itself, before a captured dot.
 
     codes = clip(round(x / scale)).astype(int8), or clip(x / scale).astype(float8)
     amax  = max(abs(x)) along the last axis, if the scale comes from it

@@ -1,4 +1,4 @@
-"""Rows quantised by the function itself, before a captured dot, on a GPU: one call makes them, too.
+"""Rows quantized by the function itself, before a captured dot, on a GPU: one call makes them, too.
 
     y     = a norm, or an activation and a factor, of 16-bit rows
     scale = max(abs(y)) along the last axis, divided by the largest code
@@ -27,17 +27,17 @@ from jaxfp8._rewrite.plan.row_programs import RowProgram
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import dtypes
 
-_READ = "something else reads what is quantised"
-_OTHER_FORM = "it is not quantised as clip(x / scale), in float32, with a scale for each row"
+_READ = "something else reads what is quantized"
+_OTHER_FORM = "it is not quantized as clip(x / scale), in float32, with a scale for each row"
 _FUSED = (
-    "XLA fuses the quantisation with the operation before it, which is not a norm, an activation "
+    "XLA fuses the quantization with the operation before it, which is not a norm, an activation "
     "or a product of two arrays"
 )
 _CLIPPED = "its codes are clipped at -127, also in rows with NaN, whose scale is a number"
 
 
 def produce_rows(body: Body, replaced: Replaced) -> Replaced:
-    """The pass: calls make and quantise rows."""
+    """The pass: calls make and quantize rows."""
     operands = list(quantized_rows.operands(body.walk))
     maker = _Maker(body.walk, replaced)
     answers = {codes: maker.answer(codes) for codes in dict.fromkeys(c for *_, c in operands)}

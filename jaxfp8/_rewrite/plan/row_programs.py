@@ -1,4 +1,4 @@
-"""How a program makes its quantised rows: by a norm, or by an activation and a factor.
+"""How a program makes its quantized rows: by a norm, or by an activation and a factor.
 
 A norm is read by its meaning, in any spelling:
 

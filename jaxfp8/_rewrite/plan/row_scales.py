@@ -62,7 +62,7 @@ def read(scale: Value, dtype: np.dtype, is_amax: Callable[[Op], bool]) -> tuple[
     Args:
       scale: float32.
       dtype: the dtype of the codes.
-      is_amax: whether an op gives the maxima of the quantised rows.
+      is_amax: whether an op gives the maxima of the quantized rows.
     """
     highest = dtypes.finite_range(dtype)[1]
     try:

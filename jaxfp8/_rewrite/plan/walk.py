@@ -59,7 +59,7 @@ class Walk(Context):
     Attributes:
       settler: makes a program of a walk, here and inside regions.
       curves: samples of the values that are scalar functions of a product.
-      early: for a value that picks rows of a dequantised array, rows picked before dequantising.
+      early: for a value that picks rows of a dequantized array, rows picked before dequantizing.
       results: the outputs of the jaxpr that was walked last.
     """
 
@@ -137,15 +137,15 @@ class Walk(Context):
         return outputs
 
     def _leave(self, inside: Walk, outputs: Sequence[Value], op: Op) -> None:
-        """Say of the outputs of a region which of them were dequantised data inside it."""
+        """Say of the outputs of a region which of them were dequantized data inside it."""
         for inner, value in zip(inside.results, outputs, strict=True):
             if value in self.facts:
                 continue
             if (earlier := inside.lost(inner)) is not None:
                 self._learn(value, earlier)
-            elif inside.dequantised(inner) is not None:
-                remedy = "return the 8-bit array and its scale, and dequantise after it"
-                self._learn(value, lost(op, "returns dequantised values", remedy))
+            elif inside.dequantized(inner) is not None:
+                remedy = "return the 8-bit array and its scale, and dequantize after it"
+                self._learn(value, lost(op, "returns dequantized values", remedy))
 
     def nested(self) -> Walk:
         """A walk for the inside of a region."""
@@ -187,7 +187,7 @@ class Walk(Context):
             self.facts[value] = fact
 
     def _pick_early(self, op: Op, fact: Scaled) -> None:
-        """Pick rows of a dequantised array as bytes, for readers that are no dots.
+        """Pick rows of a dequantized array as bytes, for readers that are no dots.
 
         An embedding may be the output projection, too. Then nobody reads the wide table.
         """
@@ -210,14 +210,14 @@ class Walk(Context):
         return None if product is None else epilogue.activate(product, op, name)
 
     def _trail_of_many(self, op: Op) -> None:
-        """Note where dequantised values end in an op with several outputs without a rule."""
+        """Note where dequantized values end in an op with several outputs without a rule."""
         ended = self._trail(op) if op.outputs else None
         for value in op.outputs if ended is not None else ():
             if value.dtype in dtypes.WIDE_FLOAT:
                 self._learn(value, ended)
 
     def _trail(self, op: Op) -> Lost | None:
-        """The loss where dequantised values end in an op without a rule."""
+        """The loss where dequantized values end in an op without a rule."""
         facts = [self.facts.get(v) for v in op.inputs]
         if not any([isinstance(f, _DATA) for f in facts]) or op.name in _ENDS_TRAIL:
             return None
@@ -229,9 +229,9 @@ class Walk(Context):
                 continue
             if (earlier := self.lost(value)) is not None:
                 return earlier
-            if self.dequantised(value) is not None:
+            if self.dequantized(value) is not None:
                 what = f"{value.dtype}[{','.join(map(str, value.shape))}]"
-                reason = f"is applied to the dequantised values, {what}"
+                reason = f"is applied to the dequantized values, {what}"
                 return lost(op, reason, remedy_for(op.name))
         return None
 

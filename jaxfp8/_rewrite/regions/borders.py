@@ -1,7 +1,7 @@
 """Facts at the entry of a region: 8-bit data and scales go in instead of the wide value.
 
 A region (a scan, a branch, a rematerialised function) is a program of its own. Each entering value
-gets an inner value. If the outer value is dequantised 8-bit data, its bytes and scales get inner
+gets an inner value. If the outer value is dequantized 8-bit data, its bytes and scales get inner
 values too, with the same fact. The settled region is passed only the inputs it reads.
 """
 
@@ -76,7 +76,7 @@ class Border:
         inner = self._link(value, value.shape, "carry")
         if (before := self.outer.lost(value)) is not None:
             self.inner.facts[inner] = before
-        elif self.outer.dequantised(value) is not None:
+        elif self.outer.dequantized(value) is not None:
             self.inner.facts[inner] = ended
         return inner
 

@@ -167,7 +167,7 @@ class BranchExit(Exit):
 
 def _known(walk: Context, value: Value) -> Scaled | None:
     """The fact about an output, if it has no guards."""
-    fact = walk.dequantised(value)
+    fact = walk.dequantized(value)
     return fact if fact is not None and not fact.guards else None
 
 

@@ -31,7 +31,7 @@ def jit(walk: Context, op: Op) -> Sequence[Value] | None:
     if asks_for_nothing(op.params):
         return walk_inside(walk, op, op.params["jaxpr"], op.inputs)
     border = Border(walk, op.inputs)
-    ended = lost(op, "takes dequantised values, and donates or shards", "dequantise inside it")
+    ended = lost(op, "takes dequantized values, and donates or shards", "dequantize inside it")
     args = [border.enter_plain(value, ended) for value in op.inputs]
     outputs = walk_inside(border.inner, op, op.params["jaxpr"], args)
     return rebuilt_jit(walk, op, border.settle(outputs, keep=args))

@@ -57,8 +57,8 @@ def _carry(border: Border, op: Op, jaxpr: object, first: int, outer: Sequence[Va
     changing = [i for i, (given, returned) in pairs if given is not returned]
     ended = lost(
         op,
-        "carries dequantised values from one iteration to the next, and changes them",
-        "carry the 8-bit array, and dequantise it in the body",
+        "carries dequantized values from one iteration to the next, and changes them",
+        "carry the 8-bit array, and dequantize it in the body",
     )
     inner = [
         border.enter_plain(value, ended) if i in changing else border.enter(value)

@@ -42,8 +42,8 @@ _KERNEL_STAYS = (
 )
 
 _MAKES_FLOATS = "makes floats of 8-bit data, in a way that the rewrite does not follow"
-_DEQUANTISE_OUTSIDE = (
-    "dequantise outside of `{0}`, by operations of JAX such as `q.astype(dtype) * scale`"
+_DEQUANTIZE_OUTSIDE = (
+    "dequantize outside of `{0}`, by operations of JAX such as `q.astype(dtype) * scale`"
 )
 
 
@@ -73,7 +73,7 @@ def _end(walk: Context, op: Op, hot: Sequence[bool], made: Sequence[Value]) -> N
     for value in made:
         if value.dtype in dtypes.WIDE_FLOAT and value.size >= largest and value not in walk.facts:
             known = [fact for v in data if (fact := walk.lost(v)) is not None]
-            remedy = _DEQUANTISE_OUTSIDE.format(op.name)
+            remedy = _DEQUANTIZE_OUTSIDE.format(op.name)
             walk.facts[value] = next(iter(known), lost_at(op, _MAKES_FLOATS, remedy))
 
 

@@ -58,7 +58,7 @@ def extra_outputs(leaving: Sequence[Exit]) -> list[Value]:
 
 
 def is_known(leaving: Sequence[Exit]) -> bool:
-    """Whether any output is known to be dequantised 8-bit data."""
+    """Whether any output is known to be dequantized 8-bit data."""
     return any(exit_.fact is not None for exit_ in leaving)
 
 

@@ -275,7 +275,7 @@ def _tiles_given(site: DotSite, captured: Captured, index: int) -> Shape | None:
 
 
 def _widened(value: Value, fact: Known) -> int:
-    """Bytes of the wide array that the dot reads, where it is dequantised 8-bit data."""
+    """Bytes of the wide array that the dot reads, where it is dequantized 8-bit data."""
     wide = isinstance(fact, Scaled) and value.dtype not in dtypes.EIGHT_BIT
     return value.size * np.dtype(value.dtype).itemsize if wide else 0
 

@@ -16,7 +16,7 @@ class Operand:
         "blocks 128x128", ...
       zero_point: whether it has a zero point.
       eight_bit: whether it is 8-bit data.
-      quantized: for an operand of a rewritten dot that the function quantises itself, "one call"
+      quantized: for an operand of a rewritten dot that the function quantizes itself, "one call"
         or "as written"; otherwise "".
       producer: on a GPU, what is computed in that call beside the codes ("RMSNorm", "silu and a
         factor"), or why there is none; otherwise "".
@@ -37,7 +37,7 @@ class Operand:
     def __str__(self) -> str:
         zero = ", zero point" if self.zero_point else ""
         beside = f" with {self.producer}" if self.producer else ""
-        made = f", quantised in one call{beside}" if self.quantized == "one call" else ""
+        made = f", quantized in one call{beside}" if self.quantized == "one call" else ""
         scale = f" ({self.scale}{zero}{made})" if self.eight_bit else ""
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{scale}"
 

@@ -98,9 +98,9 @@ def _kernels(site: Site) -> list[str]:
 def _quantized(site: Site) -> Iterator[str]:
     for side, operand in (("left", site.lhs), ("right", site.rhs)):
         if operand.quantized == "one call" and operand.producer:
-            yield f"{side} quantised in one call with {operand.producer}"
+            yield f"{side} quantized in one call with {operand.producer}"
         elif operand.producer:
-            yield f"{side} quantised as written: {operand.producer}"
+            yield f"{side} quantized as written: {operand.producer}"
 
 
 def shortened(text: str) -> str:

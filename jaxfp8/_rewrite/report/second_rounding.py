@@ -17,7 +17,7 @@ _COST = (
     "the {side} operand is {dtype} rounded once more, to int8: normal weights then cause a "
     "relative error of .028 instead of .026, weights with outliers .06 and more instead of .025"
 )
-# From dequantised data to its codes there are a cast, scales and views.
+# From dequantized data to its codes there are a cast, scales and views.
 _FARTHEST = 12
 _SIDES = ("left", "right")
 

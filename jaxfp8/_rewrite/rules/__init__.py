@@ -12,7 +12,7 @@ How to add a rule:
        def cumulative_max(walk: Context, op: Op) -> Fact | None:
            ...
 
-   It returns the fact about the output: `Scaled` for dequantised data, `Scales` for its scales, a
+   It returns the fact about the output: `Scaled` for dequantized data, `Scales` for its scales, a
    longer `Product` after a dot. It returns None if nothing is known, and `lost(op, reason, remedy)`
    if it ends a fact and the user can change something. A view needs only `views.moved`.
    With several outputs it returns a sequence.

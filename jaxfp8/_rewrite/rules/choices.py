@@ -1,4 +1,4 @@
-"""Select and pad of dequantised values, done on their bytes and their scales."""
+"""Select and pad of dequantized values, done on their bytes and their scales."""
 
 from __future__ import annotations
 
@@ -161,13 +161,13 @@ def _pad_factor(op: Op, factor: Factor) -> Factor | None:
 
 
 _SELECT_BYTES = (
-    "select zero, or select between 8-bit arrays and between their scales, before dequantising"
+    "select zero, or select between 8-bit arrays and between their scales, before dequantizing"
 )
 
 
 @rule("select_n")
 def select(walk: Context, op: Op) -> Fact | None:
-    """A select of data or zero, or of two dequantised arrays, done on bytes."""
+    """A select of data or zero, or of two dequantized arrays, done on bytes."""
     if len(op.inputs) != 3:
         return None
     which, *cases = op.inputs
@@ -180,9 +180,9 @@ def select(walk: Context, op: Op) -> Fact | None:
             continue
         other = cases[1 - i]
         if constants.number(other) != 0 or fact.zero_point is not None:
-            if walk.dequantised(cases[i]) is None:
+            if walk.dequantized(cases[i]) is None:
                 return None
-            return lost(op, "mixes dequantised values with others than zero", _SELECT_BYTES)
+            return lost(op, "mixes dequantized values with others than zero", _SELECT_BYTES)
         zero = graph.derived(
             "zeros",
             lambda q=fact.q: np.zeros(q.shape, q.dtype),

@@ -1,4 +1,4 @@
-"""Collectives on dequantised values, inside shard_map: devices send bytes, and their scales.
+"""Collectives on dequantized values, inside shard_map: devices send bytes, and their scales.
 
 Scales from several devices are concatenated. A scale constant on each device then has one tile per
 device. A number in the code is the same on all devices.
@@ -26,7 +26,7 @@ def _sent(walk: Context, op: Op, move: MoveFactor) -> Fact | None:
     A fact with guards is lost. Devices may disagree about a guard. Some would then run the call and
     others the function as written, and the collective would deadlock.
     """
-    fact = walk.dequantised(op.inputs[0])
+    fact = walk.dequantized(op.inputs[0])
     if fact is not None and any(guard.literal is None for guard in fact.guards):
         return lost(
             op,
@@ -66,7 +66,7 @@ def _all_gather_factor(op: Op, factor: Factor) -> Factor | None:
 @rule("ppermute")
 def permute(walk: Context, op: Op) -> Fact | None:
     """The shard of another device; a device without a sender gets zero bytes and zero scales."""
-    fact = walk.dequantised(op.inputs[0])
+    fact = walk.dequantized(op.inputs[0])
     zero = fact.zero_point if fact is not None else None
     if zero is not None and zero.small.literal is not None:
         return lost(op, "gives zeros where a zero point is meant", "send the 8-bit array instead")

@@ -1,4 +1,4 @@
-"""Casts: of 8-bit data, of dequantised values, of scales and of products."""
+"""Casts: of 8-bit data, of dequantized values, of scales and of products."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def convert(walk: Context, op: Op) -> Fact | None:
 
 
 def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact | None:
-    """The fact about 8-bit data, dequantised or not, after a cast."""
+    """The fact about 8-bit data, dequantized or not, after a cast."""
     holds = source.dtype in (*dtypes.EIGHT_BIT_INTS, np.int16) and out.dtype == np.int32
     holds |= source.dtype in dtypes.EIGHT_BIT_INTS and out.dtype == np.int16
     if holds or is_wide_float(out) or source.dtype == out.dtype:
         return scaled
     if out.dtype in dtypes.EIGHT_BIT and source.dtype not in dtypes.EIGHT_BIT:
-        return None  # quantised again: a new fact begins
+        return None  # quantized again: a new fact begins
     what = f"from {source.dtype} to {out.dtype}"
     if out.dtype.name in _WIDER and (out.dtype.kind in "fc" or source.dtype.kind in "iu"):
         return lost(op, f"{what} is to a dtype that no kernel has", f"use {_WIDER[out.dtype.name]}")
     remedy = (
-        "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE
+        "keep them in float32, or quantize them to 8 bit" if is_wide_float(source) else STAYS_WIDE
     )
     return lost(op, f"{what} changes the values", remedy)
 
@@ -64,8 +64,8 @@ _WIDER = {"int64": "int32", "float64": "float32", "complex64": "float32", "compl
 
 @rule("reduce_precision")
 def coarsen(walk: Context, op: Op) -> Fact | None:
-    """Dequantised values rounded to fewer bits, as by a cast to a float dtype and back."""
-    scaled = walk.dequantised(op.inputs[0])
+    """Dequantized values rounded to fewer bits, as by a cast to a float dtype and back."""
+    scaled = walk.dequantized(op.inputs[0])
     exponent, mantissa = op.params["exponent_bits"], op.params["mantissa_bits"]
     is_float = (exponent >= 8 and mantissa >= 7) or (exponent >= 5 and mantissa >= 10)
     return scaled if is_float else None

@@ -14,7 +14,7 @@ from jaxfp8._rewrite.ir.fused import ScaledDot
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.scales_along_sums import multiplied_in
-from jaxfp8._rewrite.ir.sides import Side, peel, saves_nothing, shared
+from jaxfp8._rewrite.ir.sides import ScaledSide, peel, saves_nothing, shared
 from jaxfp8._rewrite.ir.sites import RAGGED_DOT, DotSite
 from jaxfp8._rewrite.rules import groups, masks
 from jaxfp8._rewrite.rules.registry import rule
@@ -26,7 +26,7 @@ NAMES = ("dot_general", RAGGED_DOT)
 
 @rule(*NAMES)
 def dot_general(walk: Context, op: Op) -> Product | None:
-    """A product, if an operand is dequantised 8-bit data and no objection applies."""
+    """A product, if an operand is dequantized 8-bit data and no objection applies."""
     lhs, rhs = [(value, walk.scaled(value) or walk.lost(value)) for value in op.inputs[:2]]
     return product_of(walk, DotSite(op, (lhs, rhs)))
 
@@ -68,8 +68,8 @@ def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
     if first.scaled is None and second.scaled is None:
         return Lost(
             None,
-            "zeros were put over dequantised values whose scale is differentiated",
-            "put the zeros over the 8-bit array, before dequantising",
+            "zeros were put over dequantized values whose scale is differentiated",
+            "put the zeros over the 8-bit array, before dequantizing",
         )
     if lhs is None or rhs is None or (lhs.scaled is None and rhs.scaled is None):
         name, finest = ("left", first) if saves_nothing(first) else ("right", second)
@@ -84,7 +84,9 @@ def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
     return _against(dot) or dot
 
 
-def _outside_sums(walk: Context, site: DotSite, lhs: Side, rhs: Side) -> tuple[Side, Side]:
+def _outside_sums(
+    walk: Context, site: DotSite, lhs: ScaledSide, rhs: ScaledSide
+) -> tuple[ScaledSide, ScaledSide]:
     """The sides, with scales along the sum multiplied into a bfloat16 operand."""
     rounds = [value.dtype == dtypes.BFLOAT16 for value, _ in site.given]
 
@@ -98,14 +100,14 @@ def _outside_sums(walk: Context, site: DotSite, lhs: Side, rhs: Side) -> tuple[S
     return lhs, rhs
 
 
-def _scaled_side(site: DotSite, index: int) -> Side | None:
+def _scaled_side(site: DotSite, index: int) -> ScaledSide | None:
     """An operand as its 8-bit data, if it is any."""
     fact = site.given[index][1]
     if not isinstance(fact, Scaled):
         return None
     contracting, batch = site.axes(index)
     settled = masks.settle(fact.factors, fact.q.shape, contracting)
-    return Side(
+    return ScaledSide(
         fact.q,
         fact.dtype,
         contracting,
@@ -117,14 +119,14 @@ def _scaled_side(site: DotSite, index: int) -> Side | None:
     )
 
 
-def _float_side(site: DotSite, index: int) -> Side | None:
+def _float_side(site: DotSite, index: int) -> ScaledSide | None:
     """An operand as float values; None if it has another dtype."""
     value = site.given[index][0]
     if value.dtype not in dtypes.WIDE_FLOAT:
         return None
     source, (contracting, batch) = _exact_source(value), site.axes(index)
     output, factors = _output_axes(site, index), site.scales[index]
-    return Side(source, source.dtype, contracting, batch, output, factors=factors)
+    return ScaledSide(source, source.dtype, contracting, batch, output, factors=factors)
 
 
 def _output_axes(site: DotSite, index: int) -> Shape:

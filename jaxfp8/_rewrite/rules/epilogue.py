@@ -114,7 +114,7 @@ def _residual(product: Product, other: Value) -> Value | None:
 
 @rule("max", "min", "clamp", "round")
 def bound(walk: Context, op: Op) -> Product | None:
-    """relu; or part of a quantised output: a clip to its range, a rounding to whole numbers."""
+    """relu; or part of a quantized output: a clip to its range, a rounding to whole numbers."""
     source = op.inputs[1] if op.name == "clamp" else op.inputs[0]
     if op.name in ("max", "min") and walk.product(source) is None:
         source = op.inputs[1]

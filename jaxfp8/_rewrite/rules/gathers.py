@@ -47,7 +47,7 @@ def gather(walk: Context, op: Op) -> Fact | None:
         return moved(walk, op, gather_factor)
     if mode != _FILL:
         return lost(op, f"picks rows by {mode}", 'index with mode="clip"')
-    if walk.dequantised(op.inputs[0]) is None:
+    if walk.dequantized(op.inputs[0]) is None:
         return moved(walk, op, gather_factor, functools.partial(_filled, op, fact))
     return _with_nan_outside(walk, op)
 
@@ -66,7 +66,7 @@ def _looked_up(walk: Context, op: Op) -> Lost | None:
 
 
 _NO_TABLES = (
-    "no kernel decodes by a table, so this dot stays wide; for an 8-bit product quantise its "
+    "no kernel decodes by a table, so this dot stays wide; for an 8-bit product quantize its "
     "values (`jaxfp8.quantize`), and hold indices that are no codes in int32"
 )
 

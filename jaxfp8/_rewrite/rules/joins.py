@@ -54,7 +54,7 @@ def _joined(
 ) -> Fact | None:
     """The fact about pieces of the given shapes, joined along an axis."""
     facts, out = [f for f in parts if f is not None], op.outputs[0]
-    if not any(walk.dequantised(v) for v in op.inputs) and len(facts) < len(parts):
+    if not any(walk.dequantized(v) for v in op.inputs) and len(facts) < len(parts):
         return None
     earlier = next((walk.lost(v) for v in op.inputs if walk.lost(v) is not None), None)
     if earlier is not None:
@@ -158,7 +158,7 @@ def _piece(fact: Scaled | Scales, op: Op, value: Value, start: int, end: int) ->
 
 @rule("optimization_barrier")
 def barrier(walk: Context, op: Op) -> list[Fact | None]:
-    """Dequantised operands pass the barrier as bytes."""
+    """Dequantized operands pass the barrier as bytes."""
 
     def passed(q: Value) -> Value:
         return graph.derived(

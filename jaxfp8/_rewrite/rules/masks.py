@@ -1,4 +1,4 @@
-"""Masks: the positions of zeros in dequantised values, from a select or padding.
+"""Masks: the positions of zeros in dequantized values, from a select or padding.
 
 Such zeros are bytes of zero. But a product multiplies them by their scale, and 0 times an infinite
 scale is NaN. (The scale of a column of zeros may be infinite, and the zeros may be meant for it.) A

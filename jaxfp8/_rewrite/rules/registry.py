@@ -40,13 +40,13 @@ def lost(op: Op, reason: str, remedy: str) -> Lost:
 
 
 # Remedies shared by several rules.
-STAYS_WIDE = "the product needs the dequantised values themselves, so this dot stays wide"
-BEFORE = "apply it to the 8-bit array and to the scales, before dequantising"
+STAYS_WIDE = "the product needs the dequantized values themselves, so this dot stays wide"
+BEFORE = "apply it to the 8-bit array and to the scales, before dequantizing"
 
 # If the bounds bind, the product needs the bounded values. If they cannot bind, nothing is lost.
 _BOUNDS = ("max", "min", "clamp")
-_UNBOUND = f"drop it if it never binds; else {STAYS_WIDE.replace('dequantised', 'bounded')}"
-_BEFORE_DEQUANTISING = (
+_UNBOUND = f"drop it if it never binds; else {STAYS_WIDE.replace('dequantized', 'bounded')}"
+_BEFORE_DEQUANTIZING = (
     "gather",
     "slice",
     "dynamic_slice",
@@ -62,14 +62,14 @@ _BEFORE_DEQUANTISING = (
 
 
 def remedy_for(name: str) -> str:
-    """What to do about a primitive without a rule for dequantised values."""
+    """What to do about a primitive without a rule for dequantized values."""
     if name in _BOUNDS:
         return _UNBOUND
-    if name in _BEFORE_DEQUANTISING:
+    if name in _BEFORE_DEQUANTIZING:
         return BEFORE
     return (
         f"the product needs what `{name}` makes of them, so this dot stays wide; for an 8-bit "
-        "product, quantise that (`jaxfp8.quantize`)"
+        "product, quantize that (`jaxfp8.quantize`)"
     )
 
 

@@ -19,7 +19,7 @@ from jaxfp8._value import dtypes
 
 @rule("mul")
 def multiply(walk: Context, op: Op) -> Fact | None:
-    """A scale times a product, a dequantised value or another scale."""
+    """A scale times a product, a dequantized value or another scale."""
     for main, other in (op.inputs, op.inputs[::-1]):
         if (product := walk.product(main)) is not None:
             return epilogue.scale(product, op, walk.factors(other))
@@ -43,13 +43,13 @@ def inverse(factors: Factors) -> Factors:
 
 
 def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
-    """The fact about a dequantised value or a scale times another scale, or divided by it."""
+    """The fact about a dequantized value or a scale times another scale, or divided by it."""
     out = op.outputs[0]
     if not is_wide_float(out):
         return _in_integers(walk, op)
     pairs = [op.inputs] if invert else [op.inputs, op.inputs[::-1]]
     for main, other in sorted(pairs, key=lambda p: -p[0].size):
-        scaled = walk.dequantised(main)
+        scaled = walk.dequantized(main)
         if scaled is None:
             continue
         factors = walk.factors(other)
@@ -67,7 +67,7 @@ def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
 
 
 def broadcasts_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
-    """The loss if a broadcast of dequantised values has a scale for each element; else None.
+    """The loss if a broadcast of dequantized values has a scale for each element; else None.
 
     A broadcast by coarser scales is no loss, as under vmap: one 8-bit array meets many scales. The
     8-bit array is copied for each scale, in less memory than wide values would take.
@@ -91,7 +91,7 @@ def rounded_as_written(op: Op, inputs: Sequence[Factors]) -> Factors | None:
 
 def _in_integers(walk: Context, op: Op) -> Fact | None:
     """No fact, since integer arithmetic on 8-bit data may wrap."""
-    if any(walk.dequantised(v) is not None for v in op.inputs):
+    if any(walk.dequantized(v) is not None for v in op.inputs):
         return lost(op, f"in {op.outputs[0].dtype} may wrap", "convert to float32 first")
     return None
 
@@ -105,7 +105,7 @@ def negative(walk: Context, op: Op) -> Fact | None:
         return epilogue.scale(product, op, minus)
     if not is_wide_float(out):
         return _in_integers(walk, op)
-    if (scaled := walk.dequantised(source)) is not None:
+    if (scaled := walk.dequantized(source)) is not None:
         return scaled.scaled(minus)
     fact = walk.fact(source)
     return Scales(fact.factors + minus) if isinstance(fact, Scales) else None

@@ -20,8 +20,8 @@ _REMEDY = "write a 1x1 convolution as `@`, or leave it wide"
 
 @rule(*NAMES)
 def unserved(walk: Context, op: Op) -> None:
-    """A missed product, if an operand is or was dequantised data."""
-    lhs, rhs = [(v, walk.dequantised(v) or walk.lost(v)) for v in op.inputs[:2]]
+    """A missed product, if an operand is or was dequantized data."""
+    lhs, rhs = [(v, walk.dequantized(v) or walk.lost(v)) for v in op.inputs[:2]]
     site = DotSite(op, (lhs, rhs))
     if not site.concerned:
         return

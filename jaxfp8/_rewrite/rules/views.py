@@ -1,4 +1,4 @@
-"""Views: data movement on dequantised values, done on the bytes and on the scales instead.
+"""Views: data movement on dequantized values, done on the bytes and on the scales instead.
 
 A view moves elements and changes none. The bytes move with the same primitive and parameters. A
 scale moves as a small array, or stays if it is constant along the axes of the view.
@@ -50,7 +50,7 @@ def moved(
         op,
         f"of {list(op.inputs[0].shape)} to {list(op.outputs[0].shape)} cuts through the tiles "
         f"of a scale of shape {list(blocks[0])}",
-        "keep whole tiles together, or apply the view before dequantising",
+        "keep whole tiles together, or apply the view before dequantizing",
     )
 
 
@@ -218,8 +218,8 @@ def _reverse_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("sharding_constraint")
 def constrained(walk: Context, op: Op) -> Fact | None:
-    """A layout constraint: dropped for dequantised values (never made), kept for a product."""
-    fact = walk.dequantised(op.inputs[0]) or walk.fact(op.inputs[0])
+    """A layout constraint: dropped for dequantized values (never made), kept for a product."""
+    fact = walk.dequantized(op.inputs[0]) or walk.fact(op.inputs[0])
     return fact if isinstance(fact, Scaled | Scales) else None
 
 

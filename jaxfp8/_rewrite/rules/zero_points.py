@@ -38,10 +38,10 @@ def add(walk: Context, op: Op) -> Fact | None:
     if not subtract and (passed := _straight_through(walk, op)) is not None:
         return passed
     for main, other, flipped in both_ways(op):
-        scaled = walk.dequantised(main)
+        scaled = walk.dequantized(main)
         if scaled is not None:
             if subtract and flipped:
-                return lost(op, "subtracts dequantised values from others", _APART_LEFT)
+                return lost(op, "subtracts dequantized values from others", _APART_LEFT)
             return _zero_point(walk, scaled, op, main, other, subtract)
     return None
 
@@ -53,9 +53,9 @@ def _straight_through(walk: Context, op: Op) -> Scaled | None:
         if difference is None:
             continue
         left, right = map(_unnamed, difference.inputs)
-        fact = walk.dequantised(left) if right is _unnamed(value) else None
+        fact = walk.dequantized(left) if right is _unnamed(value) else None
         if left is right:
-            fact = walk.dequantised(value)
+            fact = walk.dequantized(value)
         if fact is not None:
             return fact
     return None

@@ -171,7 +171,7 @@ def fp8_sums_seen_through_a_view(x_q, w_q):
 
 
 @program(weight(x=F32))
-def fp8_sums_of_dequantised_values(x, q, s):
+def fp8_sums_of_dequantized_values(x, q, s):
     return lax.dot(x, q.astype(F32) * s, preferred_element_type=E4M3)
 
 

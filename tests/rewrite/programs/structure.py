@@ -65,7 +65,7 @@ def inside_jit(x, q, s):
 
 
 @program(weight(x=F32))
-def dequantised_inside_jit(x, q, s):
+def dequantized_inside_jit(x, q, s):
     w = jax.jit(lambda q, s: q.astype(F32) * s)(q, s)
     return x @ w
 
@@ -88,7 +88,7 @@ def _stack(d: Data) -> tuple[Any, ...]:
 
 
 @program(_stack)
-def scan_dequantised_inside(x, qs, ss):
+def scan_dequantized_inside(x, qs, ss):
     def layer(x, w):
         q, s = w
         return jax.nn.relu(x @ (q.astype(F32) * s)), None
@@ -97,7 +97,7 @@ def scan_dequantised_inside(x, qs, ss):
 
 
 @program(_stack)
-def scan_dequantised_outside(x, qs, ss):
+def scan_dequantized_outside(x, qs, ss):
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, qs.astype(F32) * ss[:, None])[0]
 
 

@@ -1,4 +1,4 @@
-"""Views between dequantising and the dot, masks, dimension numbers, and vmap."""
+"""Views between dequantizing and the dot, masks, dimension numbers, and vmap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The quantising functions of an instruction set: three, each on a run of values in a row.
+// The quantizing functions of an instruction set: three, each on a run of values in a row.
 
 #pragma once
 

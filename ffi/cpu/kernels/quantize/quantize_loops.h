@@ -1,4 +1,4 @@
-// Quantises a contiguous run of float32, bfloat16 or float16 values, in two loops:
+// Quantizes a contiguous run of float32, bfloat16 or float16 values, in two loops:
 //
 //   x -> magnitude bits -> max -> amax
 //   x -> / or * scale -> round and saturate -> 32-bit codes -> narrowed to bytes

@@ -40,7 +40,7 @@ struct ProductionBuffers {
   const void *x = nullptr, *factor = nullptr, *gain = nullptr, *shift = nullptr;
 };
 
-// Quantises rows that a norm or a gate produces, by the program's own rule for the scale.
+// Quantizes rows that a norm or a gate produces, by the program's own rule for the scale.
 //
 //   y     = the producer's row, rounded to the type of x
 //   amax  = max |y|; NaN counts, and infinities do

@@ -221,7 +221,7 @@ cudaError_t Dispatch(const RowsProblem& p, const RowsBuffers& b, cudaStream_t st
 
 Status LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers, cudaStream_t stream) {
   if (problem.rows == 0) return {};
-  return CudaError(Dispatch(problem, buffers, stream), "quantising rows");
+  return CudaError(Dispatch(problem, buffers, stream), "quantizing rows");
 }
 
 }  // namespace jaxfp8::cuda

@@ -1,4 +1,4 @@
-// Why the kernels cannot quantise what they would produce: for a scale of each row, or for scales
+// Why the kernels cannot quantize what they would produce: for a scale of each row, or for scales
 // that are given.
 
 #include "common/shapes.h"
@@ -13,7 +13,7 @@ constexpr int64_t kMaxRow = 32768;
 
 Status WhyNotRows(const Production& p) {
   if (p.in != DType::kBF16 && p.in != DType::kF16) {
-    return "what is quantised has to be bfloat16 or float16";
+    return "what is quantized has to be bfloat16 or float16";
   }
   for (DType vector : {p.gain, p.shift}) {
     if (vector == DType::kNone || vector == p.in || vector == DType::kF32) continue;

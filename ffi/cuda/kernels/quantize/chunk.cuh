@@ -1,4 +1,4 @@
-// What the quantising kernels do with a chunk, 16 bytes of x: load it, find the largest magnitude,
+// What the quantizing kernels do with a chunk, 16 bytes of x: load it, find the largest magnitude,
 // divide by the scale, encode, and store the codes. And their arguments.
 
 #pragma once

@@ -1,4 +1,4 @@
-// Which kernels quantise a matrix, from its sizes alone.
+// Which kernels quantize a matrix, from its sizes alone.
 
 #include "common/shapes.h"
 #include "cuda/kernels/quantize/quantize.h"

@@ -1,4 +1,4 @@
-// Quantises to 8 bits: which kernels run, and their launches. All are bound by memory. FP8 is
+// Quantizes to 8 bits: which kernels run, and their launches. All are bound by memory. FP8 is
 // rounded to int8 too, by rows that fit registers.
 //
 //   scales                              kernels                       reads of x
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   UpdateAmax(q.found_amax + blockIdx.y, MaxOfGroup(largest, kQuantizeThreads, shared));
 }
 
-// Quantises with one scale per row: a row stays in registers from its amax to its codes.
+// Quantizes with one scale per row: a row stays in registers from its amax to its codes.
 //
 //   x [rows, columns]   a row  | 16 bytes | 16 bytes | ...      `group` threads, 32 to 1024
 //   registers           kChunks chunks a thread, all loads first
@@ -195,7 +195,7 @@ cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, cudaS
       });
 }
 
-// The transposed output after `QuantizeRows`: its codes are transposed, or x is quantised again if
+// The transposed output after `QuantizeRows`: its codes are transposed, or x is quantized again if
 // the rows of the transposed output are not 16-byte aligned.
 Status TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaStream_t stream) {
   if (p.rows % 16 == 0 && AlignmentOf(b.codes_transposed, {}) == 16) {
@@ -209,7 +209,7 @@ Status TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaSt
   again.given_scale = true, again.amax = false;
   QuantizeArguments q = MakeQuantizeArguments(again, b);
   q.codes = nullptr;
-  return CudaError(Dispatch(again, q, stream), "quantising for the transposed output");
+  return CudaError(Dispatch(again, q, stream), "quantizing for the transposed output");
 }
 
 }  // namespace

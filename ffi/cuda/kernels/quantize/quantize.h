@@ -1,4 +1,4 @@
-// Quantises wide floats to 8 bits with a computed or given scale per tile.
+// Quantizes wide floats to 8 bits with a computed or given scale per tile.
 //
 //   scale = max|x| * float32(1 / highest), clipped to normal numbers, or rounded up to a power of
 //           two; 1 for a tile of zeros

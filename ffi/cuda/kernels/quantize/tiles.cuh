@@ -1,4 +1,4 @@
-// Quantises 128 x 128 values a block, which stay in the block's registers.
+// Quantizes 128 x 128 values a block, which stay in the block's registers.
 //
 //   x            a thread holds kRowsPerThread consecutive rows of 16 bytes
 //   scales       of 1 x 128 or 128 x 128 tiles, computed here; or known, and then the block can

@@ -46,9 +46,9 @@ def load_params(tensors: dict[str, np.ndarray]) -> Params:
     }
 
 
-def quantise(params: Params, recipe: str) -> Params:
+def quantize(params: Params, recipe: str) -> Params:
     """The same weights with every kernel in 8 bit, one scale for each output channel."""
-    return params | {"layers": [_quantise_layer(layer, recipe) for layer in params["layers"]]}
+    return params | {"layers": [_quantize_layer(layer, recipe) for layer in params["layers"]]}
 
 
 def matrix_bytes(params: Params) -> int:
@@ -81,11 +81,11 @@ def _norm(tensors: dict[str, np.ndarray], prefix: str) -> Params:
     return {name: jnp.asarray(tensors[f"{prefix}.{key}"]) for name, key in names.items()}
 
 
-def _quantise_layer(layer: Params, recipe: str) -> Params:
-    return layer | {name: _quantise_linear(layer[name], recipe) for name in LINEAR}
+def _quantize_layer(layer: Params, recipe: str) -> Params:
+    return layer | {name: _quantize_linear(layer[name], recipe) for name in LINEAR}
 
 
-def _quantise_linear(linear: Params, recipe: str) -> Params:
+def _quantize_linear(linear: Params, recipe: str) -> Params:
     dtype, scale_dtype = DTYPES[recipe]
     kernel = jaxfp8.quantize(
         linear["kernel"], dtype, channelwise_axes=(1,), scale_dtype=scale_dtype
