@@ -57,7 +57,7 @@ void CheckSchedule(const AttentionProblem& p, int capability, size_t scratch) {
   const size_t needed = pairs * s.parts * attention::PartFloats(p.width) * sizeof(float);
   Expect(s.tiles == (p.rows + 7) / 8, what + "tiles of 8 rows");
   Expect(s.parts == 1 || s.cluster || needed <= scratch, what + "the parts fit into scratch");
-  Expect(!s.cluster || (capability >= 90 && s.parts <= attention::kMostInCluster),
+  Expect(!s.cluster || (capability >= 90 && s.parts <= attention::kMaxInCluster),
          what + "a cluster is one");
   Expect((s.parts - 1) * attention::kWarps * attention::kStep < p.tokens,
          what + "every part has tokens");

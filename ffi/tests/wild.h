@@ -117,11 +117,11 @@ class Wilder {
 
   // A small size, or one near a power of two at which something may overflow.
   int64_t Size() {
-    constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+    constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
     if (Below(3) == 0) return Below(70);
     const int64_t powers[] = {15, 16, 30, 31, 32, 33, 40, 47, 48, 49, 50, 51, 61, 62};
     const int64_t power = int64_t{1} << powers[Below(std::size(powers))];
-    return Pick<int64_t>({0, 0, 1, power, power, power - 1, power + 1, kMost, kMost - 1, -1,
+    return Pick<int64_t>({0, 0, 1, power, power, power - 1, power + 1, kMax, kMax - 1, -1,
                           std::numeric_limits<int64_t>::min()});
   }
 

@@ -61,7 +61,7 @@ class LineColumns {
  public:
   using Vector = typename Policy::Vector;
   static constexpr int kGroups = 1;
-  static constexpr int kFewestRows = kLeastRows, kMostRows = kMR;
+  static constexpr int kFewestRows = kLeastRows, kMaxRows = kMR;
 
   LineColumns(const Lines& lines, const double* zero, uint8_t* to)
       : zero_(zero), step_(lines[Policy::kGroup] - lines[0]), to_(to) {
@@ -103,7 +103,7 @@ class QuadColumns {
   static constexpr int kGroups = kQuad / Policy::kGroup;
   // Of exact sums few rows need the packed columns, too: to add them up.
   static constexpr int kFewestRows = kPack && !Policy::kExact ? kLeastRows : 1;
-  static constexpr int kMostRows = kPack ? kMR : std::min(kMR, kGemvRows);
+  static constexpr int kMaxRows = kPack ? kMR : std::min(kMR, kGemvRows);
 
   QuadColumns(const uint8_t* from, int64_t pitch, const double* zero, uint8_t* to)
       : zero_(zero), from_(from), pitch_(pitch), to_(to) {}

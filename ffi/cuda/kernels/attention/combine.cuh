@@ -113,9 +113,9 @@ __device__ __forceinline__ void CombineCluster(const Arguments& a, const At& at,
   for (int i = at.part * 32 * kWarps + threadIdx.x; i < kTileRows * kWidth;
        i += a.parts * 32 * kWarps) {
     const int row = i / kWidth, index = i % kWidth;
-    float largest[kMostInCluster], weights[kMostInCluster], sums[kMostInCluster];
+    float largest[kMaxInCluster], weights[kMaxInCluster], sums[kMaxInCluster];
 #pragma unroll
-    for (int rank = 0; rank < kMostInCluster; ++rank) {
+    for (int rank = 0; rank < kMaxInCluster; ++rank) {
       largest[rank] = -INFINITY, weights[rank] = sums[rank] = 0.0f;
       if (rank < a.parts) {
         largest[rank] = LoadFromRankOne(&own.largest[row], rank);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void CombineCluster(const Arguments& a, const At& at,
 #pragma unroll
     for (float one : largest) highest = fmaxf(highest, one);
 #pragma unroll
-    for (int rank = 0; rank < kMostInCluster; ++rank) {
+    for (int rank = 0; rank < kMaxInCluster; ++rank) {
       const float factor = FactorOf(largest[rank], highest);
       total += weights[rank] * factor, sum += sums[rank] * factor;
     }

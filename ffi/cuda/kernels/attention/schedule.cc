@@ -25,9 +25,9 @@ Status AttentionWhyNot(const AttentionProblem& p, const Device& device) {
   if (p.out != DType::kBF16 && p.out != DType::kF32) {
     return "the output is " + std::string(NameOf(p.out)) + ", not bfloat16 or float32";
   }
-  if (p.rows > attention::kMostRows) {
+  if (p.rows > attention::kMaxRows) {
     return "there are " + std::to_string(p.rows) +
-           " rows for a head of the cache; it takes up to " + std::to_string(attention::kMostRows);
+           " rows for a head of the cache; it takes up to " + std::to_string(attention::kMaxRows);
   }
   if (p.tokens < 1 || p.tokens >> 30) return "the cache has no token, or 2^30 and more";
   if (!IsAligned(p.keys, p.cache) || !IsAligned(p.values, p.cache)) {
@@ -50,7 +50,7 @@ Schedule ScheduleOf(const AttentionProblem& p, const Device& device, size_t scra
   best.tiles = CeilDiv(p.rows, kTileRows);
   const int64_t pairs = p.texts * p.heads * best.tiles, steps = CeilDiv(p.tokens, kStep);
   const int64_t slots = int64_t{device.multiprocessors} * CtasPerSm(p.cache, p.width);
-  const int64_t in_cluster = device.compute_capability >= 90 ? kMostInCluster : 1;
+  const int64_t in_cluster = device.compute_capability >= 90 ? kMaxInCluster : 1;
   const int64_t in_scratch = static_cast<int64_t>(scratch_bytes / sizeof(float)) /
                              std::max<int64_t>(1, pairs * PartFloats(p.width));
   const int64_t most = std::min(CeilDiv(steps, kWarps), std::max(in_scratch, in_cluster));

@@ -9,12 +9,12 @@
 
 namespace jaxfp8::cuda::attention {
 
-inline constexpr int kStep = 16;      // tokens that a warp takes at a time
-inline constexpr int kTileRows = 8;   // rows of a CTA
-inline constexpr int kWarps = 4;      // of a CTA
-inline constexpr int kMostRows = 32;  // each tile of rows reads the cache anew
+inline constexpr int kStep = 16;     // tokens that a warp takes at a time
+inline constexpr int kTileRows = 8;  // rows of a CTA
+inline constexpr int kWarps = 4;     // of a CTA
+inline constexpr int kMaxRows = 32;  // each tile of rows reads the cache anew
 // Ranks of a cluster combine through shared memory. More parts take a second kernel.
-inline constexpr int kMostInCluster = 8;
+inline constexpr int kMaxInCluster = 8;
 
 // CTAs that an SM holds, as the kernel's launch bounds say.
 constexpr int CtasPerSm(DType cache, int64_t width) {

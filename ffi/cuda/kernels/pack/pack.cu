@@ -81,9 +81,9 @@ PackArguments MakePackArguments(const PackRequest& r, const void* values, void* 
   const Tiles& tiles = r.side.tiles;
   p.scale_batch = tiles.batch_stride, p.scale_line = tiles.free_stride,
   p.scale_depth = tiles.depth_stride;
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  p.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, kMost)));
-  p.tile_depth = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_depth, 1, kMost)));
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  p.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, kMax)));
+  p.tile_depth = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_depth, 1, kMax)));
   const int64_t size = SizeOf(r.side.dtype);
   const bool transposed = r.side.IsMnMajor();
   const int64_t line_step = transposed ? r.side.depth_stride : r.side.free_stride;

@@ -13,7 +13,7 @@
 
 namespace jaxfp8::cuda {
 
-inline constexpr int kMostScales = 4;  // of one call
+inline constexpr int kMaxScales = 4;  // of one call
 
 // What makes a row.
 //   kElementwise  activation(x) * factor
@@ -77,7 +77,7 @@ Status LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers, cudaSt
 //   amax         = max |y|, where infinities and NaN do not count
 struct EncodeProblem : Production {
   DType out = DType::kNone;  // float8_e4m3fn or float8_e5m2
-  int64_t scales = 1;        // up to kMostScales
+  int64_t scales = 1;        // up to kMaxScales
   bool transposed = false;
 };
 
@@ -85,8 +85,8 @@ struct EncodeProblem : Production {
 // away; both [rows].
 struct EncodeBuffers : ProductionBuffers {
   const float *inverse = nullptr, *mean = nullptr;
-  const float* scale[kMostScales] = {};
-  uint8_t *codes[kMostScales] = {}, *transposed[kMostScales] = {};
+  const float* scale[kMaxScales] = {};
+  uint8_t *codes[kMaxScales] = {}, *transposed[kMaxScales] = {};
   float* amax = nullptr;
 };
 

@@ -42,9 +42,9 @@ Status EncodeWhyNot(const EncodeProblem& p) {
       TileCount(p.rows, kQuantizeTile) > INT32_MAX / TileCount(p.columns, kQuantizeTile)) {
     return "`x` has to have fewer than 2^31 tiles of 128 x 128 values";
   }
-  if (p.scales >= 1 && p.scales <= kMostScales) return {};
+  if (p.scales >= 1 && p.scales <= kMaxScales) return {};
   return "`scales` is " + std::to_string(p.scales) + ", but needs to be 1 to " +
-         std::to_string(kMostScales);
+         std::to_string(kMaxScales);
 }
 
 }  // namespace jaxfp8::cuda

@@ -50,7 +50,7 @@ struct EntryCursor {
 //   across  units that a row unit consists of
 __device__ __forceinline__ void SkipEntries(const Groups& g, const int32_t* sizes, int32_t across,
                                             int32_t unit, EntryCursor& cursor) {
-  constexpr int32_t kMost = 0x3fffffff;  // units and rows have fewer
+  constexpr int32_t kMax = 0x3fffffff;  // units and rows have fewer
   const int32_t entry = cursor.entry + static_cast<int32_t>(threadIdx.x % 32);
   const bool is_group = entry < g.groups, exists = entry < EntriesOf(g);
   const int32_t rows = is_group ? Clamp(sizes[entry], g.rows) : 0;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void SkipEntries(const Groups& g, const int32_t* size
   const int32_t before = __shfl_up_sync(~0u, rows_after, 1);
   const int32_t above = cursor.above + (threadIdx.x % 32 == 0 ? 0 : before);
   const int32_t units = exists ? RowsOfEntry(g, sizes, entry, above).Units(g) * across : 0;
-  const int32_t units_after = SumUpToLane(units, kMost);
+  const int32_t units_after = SumUpToLane(units, kMax);
   const uint32_t later = __ballot_sync(~0u, exists && unit < cursor.first_unit + units_after);
   if (later != 0) {
     const int owner = __ffs(static_cast<int>(later)) - 1;
