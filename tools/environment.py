@@ -5,7 +5,7 @@
 
 With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on.
 JAXFP8_CUDA_ARCHITECTURES, like CMAKE_CUDA_ARCHITECTURES, limits the build to fewer GPUs and less
-time. JAXFP8_CUDA_LINEINFO=OFF leaves out source lines for profilers.
+time. JAXFP8_CUDA_LINEINFO=ON adds source lines for profilers.
 
 There are three steps: interpreter, dependencies, library. A stamp in the environment skips a step
 with unchanged inputs, so a second run does nothing and needs no network. The script needs only the
@@ -121,7 +121,7 @@ class Environment:
             settings["cmake.define.JAXFP8_CUBLAS_INCLUDE"] = str(headers_from.cublas_include())
             architectures = os.environ.get("JAXFP8_CUDA_ARCHITECTURES", "")  # empty: GPUs at hand
             settings["cmake.define.JAXFP8_CUDA_ARCHITECTURES"] = architectures
-            lines_of_source = os.environ.get("JAXFP8_CUDA_LINEINFO", "ON")
+            lines_of_source = os.environ.get("JAXFP8_CUDA_LINEINFO", "OFF")
             settings["cmake.define.JAXFP8_CUDA_LINEINFO"] = lines_of_source
         return settings
 
