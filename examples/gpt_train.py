@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import jax
 
-from gpt import curves
+from gpt import curves, mesh
 from gpt.model import SIZES
 from gpt.train import RECIPES, Run, evaluate, train_with_checkpoints
 
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.distributed:
         jax.distributed.initialize()
+    if wrong := _why_not(options.mesh, options.batch, SIZES[options.size].width):
+        parser.error(wrong)
     options.out.mkdir(parents=True, exist_ok=True)
     lines = {}
     for recipe in options.recipe:
@@ -74,6 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _why_not(axes: str, batch: int, width: int) -> str | None:
+    """Why a run cannot be split over a mesh."""
+    try:
+        sizes = mesh.make(axes).shape
+    except ValueError as error:
+        return str(error)
+    if batch % (sizes["data"] * sizes["fsdp"]):
+        return f"`--batch`: {batch} texts cannot be split over data x fsdp of `--mesh {axes}`"
+    if width % sizes["fsdp"] or width % sizes["model"]:
+        return f"`--mesh`: fsdp and model have to divide {width}, the width of the model"
+    return None
+
+
 def _train(run: Run, folder: pathlib.Path) -> list[float]:
     """One run; returns the losses of all its steps."""
     ends = [time.perf_counter()]
@@ -84,13 +99,14 @@ def _train(run: Run, folder: pathlib.Path) -> list[float]:
             print(f"  {run.recipe:8} step {number:4}  loss {loss:.4f}", flush=True)
 
     state, losses = train_with_checkpoints(run, folder, report)
-    seconds = statistics.median([b - a for a, b in itertools.pairwise(ends)] or [float("nan")])
-    tokens = run.batch * run.config.length / seconds
-    last = losses[-50:]
+    speed, last = "no step was left", losses[-50:]
+    if len(ends) > 1:
+        seconds = statistics.median(b - a for a, b in itertools.pairwise(ends))
+        tokens = run.batch * run.config.length / seconds
+        speed = f"{seconds:.3f} s per step, {tokens:.0f} tokens/s"
     print(
         f"{run.recipe:8} training loss {sum(last) / len(last):.4f} (mean of the last {len(last)} "
-        f"steps), validation loss {evaluate(state, run):.4f}, {seconds:.3f} s per step, "
-        f"{tokens:.0f} tokens/s{_peak()}"
+        f"steps), validation loss {evaluate(state, run):.4f}, {speed}{_peak()}"
     )
     return losses
 

@@ -5,8 +5,8 @@
     model   each device computes some of the columns, then some of the rows, of each pair of layers
 
 The axes are automatic: XLA places what a step computes, from where the state and the texts lie. The
-model says where its activations lie as well. Without that XLA splits what products sum, as the
-weights are split, and sends activations: 29 GiB in a step of GPT-2's sizes on two devices, not 1.6.
+model says where its activations lie as well. Without that XLA may split the sums of products,
+because weights are split, and send activations instead of weights.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ def make(text: str) -> Mesh:
     """The mesh of a text such as `data=2,fsdp=2,model=2`; axes that it does not name have size 1.
 
     Raises:
-      ValueError: an axis is unknown, a size is no whole number, or there are too few devices.
+      ValueError: an axis is unknown or named twice, a size is no whole number, or there are too few
+        devices.
     """
-    sizes = dict.fromkeys(AXES, 1)
-    for part in text.split(","):
+    named: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
         name, _, size = part.partition("=")
-        if name not in sizes or not size.isdigit() or int(size) < 1:
-            raise ValueError(f"`--mesh`: {part!r} is not one of {', '.join(AXES)} = a size")
-        sizes[name] = int(size)
+        if name not in AXES or name in named or not size.isdigit() or int(size) < 1:
+            raise ValueError(f"`--mesh`: {part!r} is not one of {', '.join(AXES)} = a size, once")
+        named[name] = int(size)
+    sizes = dict.fromkeys(AXES, 1) | named
     number, there = math.prod(sizes.values()), jax.device_count()
     if number > there:
         raise ValueError(f"`--mesh`: {text} needs {number} devices, but there are {there}")
@@ -68,7 +70,9 @@ def of_texts(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(("data", "fsdp")))
 
 
-def of_table(mesh: Mesh, *arrays: jax.Array, **options: Any) -> list[jax.Array]:
+def of_table(
+    mesh: Mesh, *args: jax.Array | None, dtype: Any = None, inexact: bool = True
+) -> list[Any]:
     """What Flax's `Embed` multiplies, in one dtype; the last is its table, gathered over `fsdp`."""
-    *others, table = promote_dtype(*arrays, **options)
+    *others, table = promote_dtype(*args, dtype=dtype, inexact=inexact)
     return [*others, jax.lax.with_sharding_constraint(table, NamedSharding(mesh, P("model")))]

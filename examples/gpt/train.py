@@ -58,30 +58,33 @@ class Run:
 @functools.lru_cache
 def model_of(run: Run) -> GPT:
     """The model of a run: Flax's layers, and in them the recipe's product."""
-    recipe = RECIPES[run.recipe]
+    recipe, devices = RECIPES[run.recipe], mesh.make(run.mesh)
     product = recipe and functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=recipe)
     dense = functools.partial(nn.Dense, dtype=jnp.bfloat16, dot_general_cls=product)
     embed = functools.partial(
-        nn.Embed, dtype=jnp.bfloat16, embedding_init=nn.initializers.normal(0.02)
+        nn.Embed,
+        dtype=jnp.bfloat16,
+        embedding_init=nn.initializers.normal(0.02),
+        promote_dtype=functools.partial(mesh.of_table, devices),
     )
-    policy = jaxfp8.codes_saveable  # saves nothing in bfloat16
     attention: Literal["xla", "cudnn"] = "cudnn" if jax.default_backend() == "gpu" else "xla"
-    config = dataclasses.replace(run.config, dense=dense, embed=embed, policy=policy)
-    if run.mesh:
-        devices = mesh.make(run.mesh)
-        place = functools.partial(
-            jax.lax.with_sharding_constraint, shardings=mesh.of_texts(devices)
-        )
-        embed = functools.partial(embed, promote_dtype=functools.partial(mesh.of_table, devices))
-        config = dataclasses.replace(config, place=place, embed=embed)
-    return GPT(dataclasses.replace(config, attention=attention))
+    config = dataclasses.replace(
+        run.config,
+        dense=dense,
+        embed=embed,
+        policy=jaxfp8.codes_saveable,  # saves nothing in bfloat16
+        place=functools.partial(jax.lax.with_sharding_constraint, shardings=mesh.of_texts(devices)),
+        attention=attention,
+    )
+    return GPT(config)
 
 
 @functools.lru_cache
 def optimiser_of(run: Run) -> optax.GradientTransformation:
     """AdamW with clipped gradients, warmed up and then on a cosine."""
     warmup = min(50, max(run.steps // 10, 1))
-    schedule = optax.warmup_cosine_decay_schedule(0, run.rate, warmup, run.steps, run.rate / 10)
+    steps = max(run.steps, warmup + 1)
+    schedule = optax.warmup_cosine_decay_schedule(0, run.rate, warmup, steps, run.rate / 10)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.1))
 
 
@@ -93,9 +96,7 @@ def first_state(run: Run) -> TrainState:
 
 @functools.lru_cache
 def _shardings(run: Run) -> Any:
-    """Where the state of a run lies; None on one device."""
-    if not run.mesh:
-        return None
+    """Where the state of a run lies."""
     return mesh.of_state(mesh.make(run.mesh), jax.eval_shape(lambda: _first_state(run)))
 
 
@@ -145,8 +146,7 @@ def train(
     losses = []
     for number in range(int(state.step), run.steps if until is None else until):
         tokens = text.batch(training, run.batch, run.config.length, seed=number + 1)
-        if run.mesh:
-            tokens = jax.device_put(tokens, mesh.of_texts(mesh.make(run.mesh)))
+        tokens = jax.device_put(tokens, mesh.of_texts(mesh.make(run.mesh)))
         state, loss = step_of(run)(state, tokens)
         losses.append(float(loss))
         if report is not None:
@@ -219,10 +219,8 @@ def save(state: TrainState, folder: pathlib.Path) -> None:
 
 def restore(run: Run, folder: pathlib.Path) -> TrainState:
     """The state that was saved, ready to continue the same run, on the mesh that it names now."""
-    fresh = jax.eval_shape(lambda: _first_state(run))
-    if run.mesh:
-        place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-        fresh = jax.tree.map(place, fresh, _shardings(run))
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    fresh = jax.tree.map(place, jax.eval_shape(lambda: _first_state(run)), _shardings(run))
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         arrays = checkpointer.restore(folder.absolute(), _arrays(fresh))
     return fresh.replace(**arrays)

@@ -13,7 +13,7 @@ class CheckpointError(ValueError):
     Attributes:
       file: the file or folder at fault.
       tensor: name of the tensor at fault, or "" for the file as a whole.
-      got: the content.
+      got: what is there instead.
       needs: the content needed instead.
       remedy: advice to the user.
 

@@ -78,9 +78,8 @@ class Captured:
     spec: ScaledDotSpec | RaggedSpec  # the problem, as it is computed
     # The same with its operands as they are stored; another one only in int8.
     stored: ScaledDotSpec | RaggedSpec
-    sides: tuple[
-        ScaledSide, ScaledSide
-    ]  # the operands as the function has them, in its order of axes
+    # The operands as the function has them, in its order of axes.
+    sides: tuple[ScaledSide, ScaledSide]
     compute: str | None = None  # "int8" if the product rounds operands to int8, else None
 
 

@@ -26,7 +26,7 @@ template <class Policy>
 class PackedColumns {
  public:
   static constexpr int kGroups = 1;  // between two calls of Start
-  static constexpr int kFewestRows = 1, kMaxRows = kMR;
+  static constexpr int kMinRows = 1, kMaxRows = kMR;
 
   explicit PackedColumns(const uint8_t* panel) : panel_(panel) {}
 
@@ -114,21 +114,21 @@ template <class Policy, int kCount, class Columns>
   }
 }
 
-// Calls `function` with a constant count, kLeast to kMax.
-template <int kMax, int kLeast = 1, class Function>
+// Calls `function` with a constant count, kMin to kMax.
+template <int kMax, int kMin = 1, class Function>
 [[gnu::always_inline]] inline void WithCount(int64_t count, const Function& function) {
-  if constexpr (kMax > kLeast) {
-    if (count < kMax) return WithCount<kMax - 1, kLeast>(count, function);
+  if constexpr (kMax > kMin) {
+    if (count < kMax) return WithCount<kMax - 1, kMin>(count, function);
   }
   function.template operator()<kMax>();
 }
 
-// Rows: kFewestRows to kMaxRows of the source.
+// Rows: kMinRows to kMaxRows of the source.
 template <class Policy, class Columns>
 void MultiplyColumns(const PackedRows& rows, const Columns& columns, int64_t depth, void* acc,
                      int64_t pitch, bool first, const F32Sums* f32_sums) {
   const int64_t groups = (depth + Policy::kGroup - 1) / Policy::kGroup;
-  WithCount<Columns::kMaxRows, Columns::kFewestRows>(rows.count, [&]<int kCount> {
+  WithCount<Columns::kMaxRows, Columns::kMinRows>(rows.count, [&]<int kCount> {
     MultiplyTile<Policy, kCount, Columns>(rows, columns, groups, static_cast<Acc<Policy>*>(acc),
                                           pitch, first, f32_sums);
   });

@@ -52,7 +52,7 @@ inline constexpr int kNextPanel = std::max(kNR, 64) + 63;
 
 // The fewest rows of the first tile of a GEMM. Tiles have even heights. Fewer rows times [K, N] are
 // a GEMV; so are few rows times [N, K], but for short chunks.
-inline constexpr int kLeastRows = (kMR + 1) / 2;
+inline constexpr int kMinGemmRows = (kMR + 1) / 2;
 
 // Lines across K, at equal distances. Packs the columns to `to` unless it is null, and prefetches
 // the next micro-panel into L2.
@@ -61,7 +61,7 @@ class LineColumns {
  public:
   using Vector = typename Policy::Vector;
   static constexpr int kGroups = 1;
-  static constexpr int kFewestRows = kLeastRows, kMaxRows = kMR;
+  static constexpr int kMinRows = kMinGemmRows, kMaxRows = kMR;
 
   LineColumns(const Lines& lines, const double* zero, uint8_t* to)
       : zero_(zero), step_(lines[Policy::kGroup] - lines[0]), to_(to) {
@@ -102,7 +102,7 @@ class QuadColumns {
   using Vector = typename Policy::Vector;
   static constexpr int kGroups = kQuad / Policy::kGroup;
   // Of exact sums few rows need the packed columns, too: to add them up.
-  static constexpr int kFewestRows = kPack && !Policy::kExact ? kLeastRows : 1;
+  static constexpr int kMinRows = kPack && !Policy::kExact ? kMinGemmRows : 1;
   static constexpr int kMaxRows = kPack ? kMR : std::min(kMR, kGemvRows);
 
   QuadColumns(const uint8_t* from, int64_t pitch, const double* zero, uint8_t* to)

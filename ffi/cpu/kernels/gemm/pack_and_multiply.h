@@ -30,7 +30,7 @@ int64_t FusedDepth(const Operand& side, const Block& block, int rows, bool pack)
   if (!IsEightBit(side.dtype) || side.fine) return 0;
   const bool quads = side.prepared || side.depth.Contiguous();
   const bool any = quads && (Policy::kExact || !pack);
-  return rows < kLeastRows && !any ? 0 : DirectDepth<Policy>(side, block);
+  return rows < kMinGemmRows && !any ? 0 : DirectDepth<Policy>(side, block);
 }
 
 template <class Policy>

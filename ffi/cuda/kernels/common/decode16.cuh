@@ -110,11 +110,11 @@ struct SplitScale {
   float factor;
 
   JAXFP8_HD explicit SplitScale(float scale) : factor(1.0f) {
-    constexpr uint32_t kMantissa = 0x007fffffu, kExponent = 0x7f800000u, kLeast = 0x00800000u;
+    constexpr uint32_t kMantissa = 0x007fffffu, kExponent = 0x7f800000u, kMinNormal = 0x00800000u;
     uint32_t bits = BitsOf(scale);
     if ((bits & kMantissa) != 0 && (bits & kExponent) != kExponent) {
       const bool subnormal = (bits & kExponent) == 0;
-      if (subnormal) bits |= kLeast;
+      if (subnormal) bits |= kMinNormal;
       factor = subnormal ? FloatFromBits(bits & 0x7fffffffu) * 0x1p126f - 1.0f
                          : FloatFromBits((bits & kMantissa) | 0x3f800000u);
       bits &= ~kMantissa;

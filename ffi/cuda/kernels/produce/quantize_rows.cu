@@ -186,14 +186,14 @@ namespace {
 // Up to this many rows two chunks a thread are faster: 64 rows of 4096 took 3.1 us, with four 3.6;
 // 2048 rows took 14.6 and 14.2 (H100, one set of operands over and over).
 constexpr int64_t kFewRows = 1024;
-constexpr int kFewestThreads = 128;  // of a block
+constexpr int kMinThreads = 128;  // of a block
 
 template <DType kIn, DType kOut, Producer kProducer, int kChunks>
 cudaError_t LaunchWith(const RowsProblem& p, const RowsBuffers& b, cudaStream_t stream) {
   int group = 32;
   while (group < 1024 && int64_t{group} * kChunks * kRowValues < p.columns) group *= 2;
   // A block of one row waits for no other: 8192 rows of 4096 took 43.6 us, with two rows 45.3.
-  const int threads = std::max(group, kFewestThreads);
+  const int threads = std::max(group, kMinThreads);
   const unsigned blocks = GridSize((p.rows + threads / group - 1) / (threads / group));
   QuantizeProduced<kIn, kOut, kProducer, kChunks><<<blocks, threads, 0, stream>>>(p, b, group);
   return cudaGetLastError();

@@ -19,7 +19,7 @@ struct FloatDivisor {
 
 // Divisors between these need no factor. With a smaller one, the remainder in `Quotient` could
 // underflow; the reciprocal of a larger one is subnormal.
-inline constexpr float kLeastDivisor = 0x1p-80f, kGreatestDivisor = 0x1p80f;
+inline constexpr float kMinDivisor = 0x1p-80f, kMaxDivisor = 0x1p80f;
 
 JAXFP8_HD float Reciprocal(float value) {
 #ifdef __CUDA_ARCH__
@@ -35,8 +35,8 @@ JAXFP8_HD float Reciprocal(float value) {
 JAXFP8_HD FloatDivisor MakeFloatDivisor(float scale) {
   const float magnitude = fabsf(scale);
   const bool infinite = magnitude > FLT_MAX;
-  float factor = magnitude < kLeastDivisor ? 0x1p100f : 1.0f;
-  factor = magnitude > kGreatestDivisor ? 0x1p-60f : factor;
+  float factor = magnitude < kMinDivisor ? 0x1p100f : 1.0f;
+  factor = magnitude > kMaxDivisor ? 0x1p-60f : factor;
   factor = infinite ? 0.0f : factor;
   const float value = magnitude == 0.0f || infinite ? 1.0f : magnitude * factor;
   factor = magnitude == 0.0f ? 1.0f : copysignf(factor, scale);

@@ -63,11 +63,11 @@ JAXFP8_HD Rounding RoundingOf(float amax) {
 // `rounded` with the codes of infinity and NaN set right. Rare.
 template <DType kType>
 JAXFP8_HD uint32_t WithSpecials(uint32_t codes, uint32_t rounded) {
-  constexpr uint32_t kLeast = kType == DType::kE4M3 ? 0x7f : 0x7c;
+  constexpr uint32_t kMinSpecial = kType == DType::kE4M3 ? 0x7f : 0x7c;
   for (int i = 0; i < 32; i += 8) {
     const uint32_t code = codes >> i & 0xffu, magnitude = code & 0x7fu;
-    if (magnitude < kLeast) continue;
-    const bool infinite = kType == DType::kE5M2 && magnitude == kLeast;
+    if (magnitude < kMinSpecial) continue;
+    const bool infinite = kType == DType::kE5M2 && magnitude == kMinSpecial;
     const uint32_t saturated = code == magnitude ? 0x7f : 0x80;
     rounded = (rounded & ~(0xffu << i)) | (infinite ? saturated : 0) << i;
   }
@@ -107,9 +107,9 @@ JAXFP8_HD uint32_t LargerHalves(uint32_t a, uint32_t b) {
 template <DType kType>
 JAXFP8_HD uint32_t LargestCodes(uint32_t codes, uint32_t largest) {
   if (Decoder<kType, DType::kF16>::SpecialBits(codes) & 0x80808080u) {  // rare
-    constexpr uint32_t kLeast = kType == DType::kE4M3 ? 0x7f : 0x7c;
+    constexpr uint32_t kMinSpecial = kType == DType::kE4M3 ? 0x7f : 0x7c;
     for (int i = 0; i < 32; i += 8) {
-      if ((codes >> i & 0x7fu) >= kLeast) codes &= ~(0xffu << i);
+      if ((codes >> i & 0x7fu) >= kMinSpecial) codes &= ~(0xffu << i);
     }
   }
   largest = LargerHalves(largest, codes & 0x007f007fu);
