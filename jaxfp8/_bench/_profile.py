@@ -116,12 +116,13 @@ def of_calls(kernels: Sequence[Kernel], calls: int, known: Mapping[str, int]) ->
 def _call(kernels: Sequence[Kernel], known: Mapping[str, int]) -> Kernels:
     """The kernels of a call from time 0; the longest of an instruction has its bytes.
 
-    If a trace names no instructions, the names of XLA's own kernels are used.
+    If a trace names no instruction of the program, the names of XLA's own kernels are used.
     """
     call = [kernel._replace(start=kernel.start - kernels[0].start) for kernel in kernels]
     sizes = {name.translate(_AS_SYMBOL): size for name, size in known.items()}
     for i in sorted(range(len(call)), key=lambda i: -call[i].seconds):
-        name = (call[i].op or call[i].name).translate(_AS_SYMBOL)
-        call[i] = call[i]._replace(bytes=sizes.get(name))
-        sizes |= {name: 0} if name in sizes else {}
+        names = (text.translate(_AS_SYMBOL) for text in (call[i].op, call[i].name))
+        if name := next((name for name in names if name in sizes), None):
+            call[i] = call[i]._replace(bytes=sizes[name])
+            sizes[name] = 0
     return tuple(call)

@@ -183,7 +183,7 @@ def test_bytes_count_for_the_longest_kernel_of_an_instruction():
         Kernel("sum", start=2, seconds=1, op="dot.1"),
         Kernel("product", start=3, seconds=2, op="dot.2"),
         Kernel("memset", start=5, seconds=1),
-        Kernel("loop_add_fusion_3", start=6, seconds=1),
+        Kernel("loop_add_fusion_3", start=6, seconds=1, op="command_buffer.1"),
     ]
     sizes = {"dot.1": 10, "dot.2": 20, "loop_add_fusion.3": 7}
     groups = _profile.groups(_profile.of_calls(ran, 1, sizes))
