@@ -15,7 +15,7 @@ import jax
 
 from gpt import curves, mesh
 from gpt.model import SIZES
-from gpt.train import RECIPES, Run, evaluate, train_with_checkpoints
+from gpt.train import RECIPES, Run, evaluate, train_with_checkpoints, why_not_in
 
 DESCRIPTION = """\
 Trains a byte-level GPT of 4 layers, 256 wide, on the sources of Python's standard library, once
@@ -58,17 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong := _why_not(options.mesh, options.batch, SIZES[options.size].width):
         parser.error(wrong)
     options.out.mkdir(parents=True, exist_ok=True)
-    lines = {}
+    lines, given = {}, {name: getattr(options, name) for name in ("steps", "batch", "seed", "mesh")}
     for recipe in options.recipe:
-        run = Run(
-            recipe=recipe,
-            config=SIZES[options.size],
-            steps=options.steps,
-            batch=options.batch,
-            seed=options.seed,
-            mesh=options.mesh,
-        )
-        lines[recipe] = _train(run, options.out / recipe)
+        run, folder = Run(recipe=recipe, config=SIZES[options.size], **given), options.out / recipe
+        if wrong := why_not_in(run, folder):
+            parser.error(wrong)
+        lines[recipe] = _train(run, folder)
         if jax.process_index() == 0:
             (options.out / "losses.json").write_text(json.dumps(lines))
     if jax.process_index() == 0:

@@ -180,7 +180,11 @@ def train_with_checkpoints(
 
     Returns:
       The last state, and the losses of all steps.
+
+    Raises:
+      ValueError: the folder has checkpoints of another run.
     """
+    _own(run, folder)
     last = newest(folder)
     state, losses = (first_state(run), []) if last is None else (restore(run, last), _losses(last))
     for part in range(1, parts + 1):
@@ -190,6 +194,34 @@ def train_with_checkpoints(
             losses += more
             _keep(state, losses, folder / str(end))
     return state, losses
+
+
+def why_not_in(run: Run, folder: pathlib.Path) -> str | None:
+    """Why the checkpoints of a folder do not belong to a run."""
+    facts, file = _facts(run), folder / "run.json"
+    there = json.loads(file.read_text()) if file.exists() else facts
+    differing = [
+        f"{name} {there[name]}, not {facts[name]}" for name in facts if there[name] != facts[name]
+    ]
+    return f"`--out`: {folder} has a run with {'; '.join(differing)}" if differing else None
+
+
+def _own(run: Run, folder: pathlib.Path) -> None:
+    """Says in a folder whose checkpoints it has; an error if it has those of another run."""
+    if wrong := why_not_in(run, folder):
+        raise ValueError(wrong)
+    if jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / "run.json.new"  # other processes may read the file now
+        unfinished.write_text(json.dumps(_facts(run)))
+        unfinished.replace(folder / "run.json")
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """What decides the losses of a run; its mesh moves roundings alone."""
+    sizes = ("layers", "width", "heads", "length", "vocabulary")
+    names = ("recipe", "steps", "batch", "rate", "seed")
+    return {n: getattr(run, n) for n in names} | {n: getattr(run.config, n) for n in sizes}
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:

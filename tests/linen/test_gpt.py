@@ -143,6 +143,14 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     np.testing.assert_allclose(losses, uninterrupted, rtol=5e-3)
 
 
+def test_a_folder_belongs_to_one_run(tmp_path):
+    run = dataclasses.replace(run_of("bf16"), steps=1)
+    train.train_with_checkpoints(run, tmp_path)
+    assert train.why_not_in(dataclasses.replace(run, mesh="data=2"), tmp_path) is None
+    with pytest.raises(ValueError, match="has a run with seed 0, not 3"):
+        train.train_with_checkpoints(dataclasses.replace(run, seed=3), tmp_path)
+
+
 @pytest.mark.parametrize("text", ["rows=2", "data=two", "data=0", "data=64", "data=1,data=2"])
 def test_a_mesh_that_cannot_be_made_is_refused_by_name(text):
     with pytest.raises(ValueError, match="`--mesh`"):
