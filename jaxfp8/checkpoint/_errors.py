@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 
 class CheckpointError(ValueError):
@@ -37,6 +37,11 @@ class CheckpointError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
         return type(self), (self.file, self.tensor, self.got, self.needs, self.remedy)
+
+
+def refuse(file: str, tensor: str, got: str, needs: str, remedy: str) -> NoReturn:
+    """Raises `CheckpointError`."""
+    raise CheckpointError(file, tensor, got, needs, remedy)
 
 
 def from_json(text: str | bytes) -> Any:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._errors import CheckpointError, refuse
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -119,7 +119,7 @@ def parse(
         swapped = int.from_bytes(version.to_bytes(4, "big"), "little")
         what = f"{swapped}, big-endian" if swapped in _VERSIONS else str(version)
         remedy = "convert the model with a newer llama.cpp, on a little-endian machine"
-        _refuse(file, "", f"the GGUF version is {what}", "2 or 3 is read", remedy)
+        refuse(file, "", f"the GGUF version is {what}", "2 or 3 is read", remedy)
     tensors, values = source.number("Q", "the counts"), source.number("Q", "the counts")
     source.check_count(tensors, _LEAST_RECORD, "tensors")
     source.check_count(values, _LEAST_VALUE, "metadata values")
@@ -173,7 +173,7 @@ class _Source:
         """The next string, of at most so many bytes."""
         length = self.number("Q", what)
         if length > most:
-            _refuse(self.file, "", f"{what} has {length} bytes", f"at most {most} fit", _FETCH)
+            refuse(self.file, "", f"{what} has {length} bytes", f"at most {most} fit", _FETCH)
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -184,18 +184,18 @@ class _Source:
         """Refuses a count of things of at least so many bytes each, if the file is too short."""
         if count * least > self._size - self.at:
             needs = f"the file has {self._size} bytes, too few for them"
-            _refuse(self.file, "", f"the header announces {count} {what}", needs, _FETCH)
+            refuse(self.file, "", f"the header announces {count} {what}", needs, _FETCH)
 
     def _check(self, stop: int, what: str) -> None:
         if stop > self._size:
             self._short(stop, what, self._size)
         if stop > _MOST_BYTES:
             needs = f"a header has at most {_MOST_BYTES} bytes"
-            _refuse(self.file, "", f"{what} ends at byte {stop}", needs, _FETCH)
+            refuse(self.file, "", f"{what} ends at byte {stop}", needs, _FETCH)
 
     def _short(self, stop: int, what: str, end: int) -> NoReturn:
         needs = f"the file ends at byte {end}"
-        _refuse(self.file, "", f"{what} ends at byte {stop}", needs, _FETCH)
+        refuse(self.file, "", f"{what} ends at byte {stop}", needs, _FETCH)
 
 
 def _metadata(source: _Source, count: int) -> Metadata:
@@ -204,7 +204,7 @@ def _metadata(source: _Source, count: int) -> Metadata:
         key = source.text(_MOST_KEY, "a key of the metadata")
         if key in found:
             text = f"the metadata has {key[:80]!r} twice"
-            _refuse(source.file, "", text, "a key is there once", _FETCH)
+            refuse(source.file, "", text, "a key is there once", _FETCH)
         found[key] = _value(source, source.number("I", "a type"), f"the value of {key[:80]!r}")
     return found
 
@@ -216,7 +216,7 @@ def _value(source: _Source, kind: int, what: str) -> Any:
     if kind == _STRING:
         return source.take(source.number("Q", what), what).decode("utf-8", "replace")
     if kind != _ARRAY:
-        _refuse(source.file, "", f"{what} has type {kind}", "types 0 to 12 are known", _FETCH)
+        refuse(source.file, "", f"{what} has type {kind}", "types 0 to 12 are known", _FETCH)
     inner, count = source.number("I", what), source.number("Q", what)
     if inner == _STRING:
         source.check_count(count, _LENGTH.size, "strings")
@@ -224,7 +224,7 @@ def _value(source: _Source, kind: int, what: str) -> Any:
         return None
     if inner not in _NUMBERS:
         needs = "numbers and strings are read"
-        _refuse(source.file, "", f"{what} is an array of type {inner}", needs, _FETCH)
+        refuse(source.file, "", f"{what} is an array of type {inner}", needs, _FETCH)
     code = f"{count}{_NUMBERS[inner]}" if count <= _MOST_KEPT else ""
     if not code:
         source.skip(count * struct.calcsize(f"<{_NUMBERS[inner]}"), what)
@@ -237,7 +237,7 @@ def _alignment(file: str, metadata: Metadata) -> int:
     if type(found) is int and 0 < found <= _MOST_ALIGNMENT and not found & (found - 1):
         return found
     needs = f"a power of 2 of at most {_MOST_ALIGNMENT} is needed"
-    _refuse(file, "", f"{_ALIGNMENT_KEY} is {str(found)[:40]}", needs, _FETCH)
+    refuse(file, "", f"{_ALIGNMENT_KEY} is {str(found)[:40]}", needs, _FETCH)
 
 
 def _record(source: _Source) -> tuple[str, tuple[int, ...], int, int]:
@@ -245,7 +245,7 @@ def _record(source: _Source) -> tuple[str, tuple[int, ...], int, int]:
     name = source.text(_MOST_NAME, "the name of a tensor")
     axes = source.number("I", f"the record of {name!r}")
     if axes > _MOST_AXES:
-        _refuse(source.file, name, f"has {axes} axes", f"at most {_MOST_AXES} are read", _FETCH)
+        refuse(source.file, name, f"has {axes} axes", f"at most {_MOST_AXES} are read", _FETCH)
     sizes = [source.number("Q", f"the record of {name!r}") for _ in range(axes)]
     kind, offset = source.number("I", "a type"), source.number("Q", "an offset")
     return name, tuple(reversed(sizes)), kind, offset
@@ -263,20 +263,20 @@ def _placed(
     end, before = begin, "the header"
     for name, shape, number, offset in sorted(records, key=lambda record: record[3]):
         if name in tensors:
-            _refuse(file, name, "is there twice", "a name stands for one", _FETCH)
+            refuse(file, name, "is there twice", "a name stands for one", _FETCH)
         start = begin + offset
         if start != _padded(end, alignment):
             needs = f"{before} ends at byte {end}, and tensors follow at multiples of {alignment}"
-            _refuse(file, name, f"begins at byte {start}", needs, _FETCH)
+            refuse(file, name, f"begins at byte {start}", needs, _FETCH)
         kind, nbytes = _bytes(file, name, shape, number)
         end, before = start + nbytes, repr(name)
         if end > size:
             needs = f"the file has {size}"
-            _refuse(file, name, f"ends at byte {end}", needs, f"it was cut short: {_FETCH}")
+            refuse(file, name, f"ends at byte {end}", needs, f"it was cut short: {_FETCH}")
         tensors[name] = Tensor(name=name, kind=kind, shape=shape, start=start, stop=end)
     if size > _padded(end, alignment):
         needs = f"{before}, after which nothing follows, ends at byte {end}"
-        _refuse(file, "", f"the file has {size} bytes", needs, _FETCH)
+        refuse(file, "", f"the file has {size} bytes", needs, _FETCH)
     return tuple(tensors.values())
 
 
@@ -285,18 +285,14 @@ def _bytes(file: str, name: str, shape: tuple[int, ...], number: int) -> tuple[s
     if number not in TYPES:
         needs = "its size is unknown"
         remedy = "update jaxfp8, or fetch the model's Q8_0 file"
-        _refuse(file, name, f"has ggml's type {number}", needs, remedy)
+        refuse(file, name, f"has ggml's type {number}", needs, remedy)
     kind, block, nbytes = TYPES[number]
     inner = shape[-1] if shape else 1
     if inner % block:
         needs = f"{kind} has blocks of {block} along the last axis"
-        _refuse(file, name, f"has shape {list(shape)}", needs, _FETCH)
+        refuse(file, name, f"has shape {list(shape)}", needs, _FETCH)
     return kind, math.prod(shape) // block * nbytes
 
 
 def _padded(place: int, alignment: int) -> int:
     return -(-place // alignment) * alignment
-
-
-def _refuse(file: str, tensor: str, got: str, needs: str, remedy: str) -> NoReturn:
-    raise CheckpointError(file, tensor, got, needs, remedy)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from jaxfp8.checkpoint import _dtypes
-from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._errors import CheckpointError, refuse
 
 LENGTH_BYTES = 8
 # The limit of the `safetensors` package. A length past it counts as damaged.
@@ -98,14 +98,14 @@ def header_length(file: str, first: bytes, size: int) -> int:
       CheckpointError: the file cannot hold a header of that length.
     """
     if len(first) < LENGTH_BYTES:
-        _refuse(file, "", f"the file has {size} bytes", "a header's length takes 8", _FETCH)
+        refuse(file, "", f"the file has {size} bytes", "a header's length takes 8", _FETCH)
     length = int.from_bytes(first[:LENGTH_BYTES], "little")
     if length > MOST_BYTES:
         needs = f"the header of a safetensors file has at most {MOST_BYTES}"
-        _refuse(file, "", f"the first 8 bytes announce a header of {length} bytes", needs, _OTHER)
+        refuse(file, "", f"the first 8 bytes announce a header of {length} bytes", needs, _OTHER)
     if LENGTH_BYTES + length > size:
         got = f"the header is said to have {length} bytes"
-        _refuse(file, "", got, f"the file has {size}", _FETCH)
+        refuse(file, "", got, f"the file has {size}", _FETCH)
     return length
 
 
@@ -131,7 +131,7 @@ def digest(tensors: dict[str, dict[str, Any]], metadata: dict[str, str]) -> str:
 
 def _json(file: str, text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
-        _refuse(file, "", "the header does not begin with '{'", "a JSON object is needed", _OTHER)
+        refuse(file, "", "the header does not begin with '{'", "a JSON object is needed", _OTHER)
     try:
         whole = text.decode("utf-8")
         content = json.loads(whole, parse_constant=_no_constant)
@@ -172,7 +172,7 @@ def _metadata(file: str, metadata: Any) -> dict[str, str]:
     if isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values()):
         return metadata
     got = f"the header's {METADATA} is not a map of texts"
-    _refuse(file, "", got, "each value is a string", _FETCH)
+    refuse(file, "", got, "each value is a string", _FETCH)
 
 
 def _parsed(file: str, text: bytes, size: int) -> tuple[dict[str, str], list[Entry]]:
@@ -236,27 +236,27 @@ def _entry(file: str, name: str, fields: Any, begin: int, size: int) -> Entry:
     if not isinstance(fields, dict) or fields.keys() != _FIELDS:
         got = sorted(fields) if isinstance(fields, dict) else fields
         needs = "dtype, shape and data_offsets are needed"
-        _refuse(file, name, f"is described by {str(got)[:80]}", needs, _FETCH)
+        refuse(file, name, f"is described by {str(got)[:80]}", needs, _FETCH)
     code, shape = fields["dtype"], fields["shape"]
     wide = _dtypes.bits(code) if isinstance(code, str) else None
     if wide is None:
         known = ", ".join([*_dtypes.BY_CODE, *_dtypes.BITS_OF_PACKED])
         needs = f"what that means is unknown (known: {known})"
-        _refuse(file, name, f"has dtype {str(code)[:40]!r}", needs, "update jaxfp8, or convert it")
+        refuse(file, name, f"has dtype {str(code)[:40]!r}", needs, "update jaxfp8, or convert it")
     if not _are_sizes(shape):
         needs = "a list of sizes is needed"
-        _refuse(file, name, f"has shape {str(shape)[:80]}", needs, _FETCH)
+        refuse(file, name, f"has shape {str(shape)[:80]}", needs, _FETCH)
     offsets = fields["data_offsets"]
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         needs = "where they begin and end is needed"
-        _refuse(file, name, f"has data_offsets {str(offsets)[:80]}", needs, _FETCH)
+        refuse(file, name, f"has data_offsets {str(offsets)[:80]}", needs, _FETCH)
     start, stop = begin + offsets[0], begin + offsets[1]
     if stop > size:
         needs = f"the file has {size}"
-        _refuse(file, name, f"ends at byte {stop}", needs, "the file was cut short: " + _FETCH)
+        refuse(file, name, f"ends at byte {stop}", needs, "the file was cut short: " + _FETCH)
     if (stop - start) * 8 != math.prod(shape) * wide:
         needs = f"{code}{shape} takes {math.prod(shape) * wide / 8:g}"
-        _refuse(file, name, f"has {stop - start} bytes", needs, _FETCH)
+        refuse(file, name, f"has {stop - start} bytes", needs, _FETCH)
     return Entry(name=name, file=file, code=code, shape=tuple(shape), start=start, stop=stop)
 
 
@@ -275,11 +275,11 @@ def _check_filled(file: str, entries: list[Entry], begin: int, size: int) -> Non
         if entry.start != end:
             what = "overlaps" if entry.start < end else "leaves a gap behind"
             needs = f"{_named(before)} ends at byte {end}"
-            _refuse(file, entry.name, f"begins at byte {entry.start} and {what} it", needs, _FETCH)
+            refuse(file, entry.name, f"begins at byte {entry.start} and {what} it", needs, _FETCH)
         end, before = entry.stop, entry
     if end != size:
         got = f"the file has {size} bytes"
-        _refuse(file, "", got, f"{_named(before)}, the last tensor, ends at byte {end}", _FETCH)
+        refuse(file, "", got, f"{_named(before)}, the last tensor, ends at byte {end}", _FETCH)
 
 
 def _named(entry: Entry | None) -> str:
@@ -293,14 +293,10 @@ def _check_digest(file: str, entries: list[Entry], metadata: dict[str, str], beg
     tensors = {entry.name: as_json(entry, begin) for entry in entries}
     if digest(tensors, metadata) != metadata.get(DIGEST):
         got = "the header was changed after the file was written"
-        _refuse(file, "", got, f"it has to match its {DIGEST}", _FETCH)
+        refuse(file, "", got, f"it has to match its {DIGEST}", _FETCH)
 
 
 def as_json(entry: Entry, begin: int) -> dict[str, Any]:
     """The fields of a tensor as the header has them; data begins at byte `begin`."""
     offsets = [entry.start - begin, entry.stop - begin]
     return {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": offsets}
-
-
-def _refuse(file: str, tensor: str, got: str, needs: str, remedy: str) -> NoReturn:
-    raise CheckpointError(file, tensor, got, needs, remedy)
