@@ -55,15 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.distributed:
         jax.distributed.initialize()
-    if wrong := _why_not(options.mesh, options.batch, SIZES[options.size].width):
-        parser.error(wrong)
-    options.out.mkdir(parents=True, exist_ok=True)
-    lines, given = {}, {name: getattr(options, name) for name in ("steps", "batch", "seed", "mesh")}
-    for recipe in options.recipe:
-        run, folder = Run(recipe=recipe, config=SIZES[options.size], **given), options.out / recipe
-        if wrong := why_not_in(run, folder):
+    given = {name: getattr(options, name) for name in ("steps", "batch", "seed", "mesh")}
+    runs = [Run(recipe=recipe, config=SIZES[options.size], **given) for recipe in options.recipe]
+    for run in runs:
+        if wrong := _why_not_split(run) or why_not_in(run, options.out / run.recipe):
             parser.error(wrong)
-        lines[recipe] = _train(run, folder)
+    options.out.mkdir(parents=True, exist_ok=True)
+    lines = {}
+    for run in runs:
+        lines[run.recipe] = _train(run, options.out / run.recipe)
         if jax.process_index() == 0:
             (options.out / "losses.json").write_text(json.dumps(lines))
     if jax.process_index() == 0:
@@ -71,14 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _why_not(axes: str, batch: int, width: int) -> str | None:
-    """Why a run cannot be split over a mesh."""
+def _why_not_split(run: Run) -> str | None:
+    """Why a run cannot be split over its mesh."""
+    width = run.config.width
     try:
-        sizes = mesh.make(axes).shape
+        sizes = mesh.make(run.mesh).shape
     except ValueError as error:
         return str(error)
-    if batch % (sizes["data"] * sizes["fsdp"]):
-        return f"`--batch`: {batch} texts cannot be split over data x fsdp of `--mesh {axes}`"
+    if run.batch % (sizes["data"] * sizes["fsdp"]):
+        return f"`--batch`: {run.batch} texts cannot be split over data x fsdp of {run.mesh}"
     if width % sizes["fsdp"] or width % sizes["model"]:
         return f"`--mesh`: fsdp and model have to divide {width}, the width of the model"
     return None

@@ -143,11 +143,10 @@ def train(
 ) -> tuple[TrainState, list[float]]:
     """Trains from where `state` is to step `until` (default: the end); the loss of each step."""
     training, _ = text.load(vocabulary=run.config.vocabulary)
-    losses = []
+    split, losses = mesh.of_texts(mesh.make(run.mesh)), []
     for number in range(int(state.step), run.steps if until is None else until):
         tokens = text.batch(training, run.batch, run.config.length, seed=number + 1)
-        tokens = jax.device_put(tokens, mesh.of_texts(mesh.make(run.mesh)))
-        state, loss = step_of(run)(state, tokens)
+        state, loss = step_of(run)(state, jax.device_put(tokens, split))
         losses.append(float(loss))
         if report is not None:
             report(number, losses[-1])
