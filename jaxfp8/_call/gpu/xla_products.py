@@ -1,8 +1,8 @@
 """Products that are left to XLA on a GPU: those so small that the call costs more than it saves.
 
-XLA compiles such a product as one kernel of its own, which reads the codes, makes floats of them in
-registers, and ends with what follows the product. A custom call is a launch more, and ends every
-fusion around it.
+XLA compiles such a product as one kernel. The kernel reads codes, makes floats of them in
+registers, and computes the operations behind the product. A custom call is a launch more, and ends
+every fusion around it.
 
 Where the border lies was measured on an H100 alone; docs/measured_h100.md has the table. So other
 GPUs keep the call, and so do programs that are exported to run elsewhere.
@@ -85,8 +85,7 @@ def scaled_dot(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> tuple[
 
     Weights that a loop does not change are decoded in each turn. Without a barrier XLA decodes a
     stack of them in front of the loop, and stores it: 48 MiB where the codes have 24. Each operand
-    has a barrier of its own, so that XLA still sees which products have one input, and makes one
-    product of them.
+    has a barrier of its own. So XLA still sees that products share an input, and joins them.
     """
     del kernel  # of the library, which is not called
     named = dict(zip(spec.operand_names(), operands, strict=True))

@@ -365,7 +365,7 @@ def _bind_on_shards(
     return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=split, out_sharding=None)
 
 
-# In int8: one call, behind it what that does not round, or two roundings and a product
+# In int8: one call and the operations behind it, or two roundings and a product
 
 
 def _in_int8(
